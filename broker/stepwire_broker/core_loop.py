@@ -135,6 +135,11 @@ class CoreLoop:
         if self.is_open:
             self._turn.handle(event, principal)
 
+    def handle_soon(self, event: Event) -> None:
+        """Handle an event that nothing waits for. Its writes go into the next group."""
+        self.handle(event)
+        self.flush_soon()
+
     def receive(self, topic: bytes, body: bytes, principal: str = PROCESS) -> str | None:
         """Handle one message of the bus, or of a worker that is attached to this process. Returns the code of its
         refusal, or None."""

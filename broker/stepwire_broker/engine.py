@@ -14,6 +14,7 @@ import zmq
 from stepwire_protocol import codec, host, topics
 
 from . import posture
+from .audit_trail import AuditTrail
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
 from .bus.wire import Wire
@@ -23,7 +24,17 @@ from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
-from .core.model.events import Attached, Command, Detached, Drain, EndpointsBound, Forget, Leave, Now, Reconfigure
+from .core.model.events import (
+    Attached,
+    Command,
+    Detached,
+    Drain,
+    EndpointsBound,
+    Forget,
+    Leave,
+    Now,
+    Reconfigure,
+)
 from .core.model.figures import ExecutorMetrics
 from .core.model.live import StepProgress
 from .core.model.principal import PROCESS, Grant
@@ -34,7 +45,7 @@ from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
 from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
-from .erasures import Erasures, Finished
+from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
@@ -52,6 +63,7 @@ log = structlog.get_logger("stepwire.broker")
 
 INPROC: Final = "inproc://"
 IDLE_CHECK_S: Final = 0.05
+READS_AT_ONCE: Final = 8  # results in memory; the store has four readers
 SETTLE_S: Final = 2.0  # time to store the last messages of a drain
 LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
@@ -101,7 +113,9 @@ class Engine:
     state: BrokerState
     workflows: Mapping[int, Workflow]
     measures: Measures
+    audit: AuditTrail
     wire_counters: WireCounters
+    erasures: Erasures
 
     def __init__(
         self,
@@ -116,8 +130,8 @@ class Engine:
         self._store_faults = store_faults
         self._companion = companion
         self._executors = frozenset((BUS, LOCAL, *(() if companion is None else companion.keys())))
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._store: Store | None = None
-        self._erasures: Erasures | None = None
         self._core: CoreLoop | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -138,6 +152,7 @@ class Engine:
             wall_ms=now.wall,
             entropy=int.from_bytes(os.urandom(16), "big"),
         )
+        self.erasures = Erasures(self.settings.security, store, path_of(self.settings.database.url))
         core = self._core = self._open_core(store, now)
         core.is_open = True
         store.start(core.report, self._store_faults, self.settings.retention)
@@ -148,6 +163,7 @@ class Engine:
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
+        self.audit.start()
         _warn_of_hidden_rules(self.state.router)
         log.info(
             "broker_started",
@@ -182,6 +198,7 @@ class Engine:
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         core = CoreLoop(settings, machine, store, reader, self._context, self.failed)
+        self.audit = AuditTrail(core.handle_soon, store)
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core
 
@@ -219,6 +236,7 @@ class Engine:
             await self._companion.close()
         core = self._core
         if core is not None:
+            self.audit.stop()
             if core.is_open:
                 core.handle(Leave())
                 core.flush()
@@ -277,9 +295,12 @@ class Engine:
         return self.core_loop.handled()
 
     async def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `query(queries, …)` in a reader's thread, where it sees committed rows."""
+        """Run `query(queries, …)` in a reader's thread, where it sees committed rows.
+
+        READS_AT_ONCE limits the results in memory that the loop has not used: each may have megabytes."""
         assert self._store is not None
-        return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
+        async with self._reads:
+            return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
     async def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query that may read many rows, in a thread that no other read waits for."""
@@ -295,23 +316,6 @@ class Engine:
         """Remove old rows now, rather than within a minute."""
         assert self._store is not None
         self._store.prune()
-
-    async def erase(self, task_id: int, make: Callable[[int], Command]) -> Answer:
-        """Erase a task that has ended. The answer comes when the erasure is also recorded outside the database. Raises
-        SecurityKeyError."""
-        return await self._erasures_of_store().erase(task_id, lambda: self.ask(make))
-
-    async def finish_erasures(self) -> Finished:
-        """Search the database file for what was erased, and rewrite the file if anything is left. Raises
-        SecurityKeyError."""
-        return await self._erasures_of_store().finish()
-
-    def _erasures_of_store(self) -> Erasures:
-        assert self._store is not None
-        if self._erasures is None:
-            path = path_of(self.settings.database.url)
-            self._erasures = Erasures(self.settings.security, self._store, path)
-        return self._erasures
 
     def add_commit_listener(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit until the returned function is called."""

@@ -1,6 +1,6 @@
 """Erasures around the core: what is recorded outside the database, and the search that ends a run of erasures.
 
-The outside is told of an erasure when the payloads are gone from the rows and the hash of the task is synced into
+An erasure is answered when the payloads are gone from the rows and the hash of the task is synced into
 `security.erasures_file`. Bytes of replaced rows may still be in the write-ahead log and in unused parts of the file.
 `finish` moves the log into the file, searches both for words of the erased payloads, and rewrites the file if it finds
 any.
@@ -88,20 +88,20 @@ class Erasures:
         await self._record(await asyncio.wrap_future(self._store.scan(_erased_tasks)))
         words, keys, skipped, tasks = self._words, self._keys, self._skipped, self._tasks
         self._words, self._keys, self._skipped, self._tasks = set(), set(), 0, set()
-        noted = await asyncio.wrap_future(self._store.aside(lambda writer: writer.unverified_erasures()))
+        noted = await asyncio.wrap_future(self._store.clean(lambda file: file.unverified()))
         unsearched = max(0, noted - len(tasks))
         is_empty = await self._checkpoint()
         found = await self._search(words, keys)
         is_small = self._path is not None and self._path.stat().st_size <= COMPACT_BYTES_MAX
         compacted = False
         if is_small and (found.places or unsearched):
-            await asyncio.wrap_future(self._store.aside(lambda writer: writer.compact()))
+            await asyncio.wrap_future(self._store.clean(lambda file: file.compact()))
             compacted = True
             is_empty = await self._checkpoint()
             found = await self._search(words, keys)
         is_clean = is_empty and found.is_complete and not found.places and (compacted or not unsearched)
         if is_clean:
-            await asyncio.wrap_future(self._store.aside(lambda writer: writer.erasures_are_verified(noted)))
+            await asyncio.wrap_future(self._store.clean(lambda file: file.are_verified(noted)))
         else:
             self._words |= words
             self._keys |= keys
@@ -154,7 +154,7 @@ class Erasures:
     async def _checkpoint(self) -> bool:
         """Move the log into the file. A reader with an old snapshot, such as a backup, delays this."""
         for _ in range(CHECKPOINT_TRIES):
-            if await asyncio.wrap_future(self._store.aside(lambda writer: writer.checkpoint())):
+            if await asyncio.wrap_future(self._store.clean(lambda file: file.checkpoint())):
                 return True
             await asyncio.sleep(CHECKPOINT_PAUSE_S)
         return False
@@ -162,7 +162,7 @@ class Erasures:
     async def _search(self, words: set[bytes], keys: set[bytes]) -> remains.Found:
         if self._path is None or not (words or keys):
             return remains.Found(0, 0, 0, is_complete=True)
-        order = remains.Order(str(self._path), sorted(words), sorted(keys), SEARCH_S_MAX)
+        order = remains.SearchOrder(str(self._path), sorted(words), sorted(keys), SEARCH_S_MAX)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", remains.__name__),
             stdin=asyncio.subprocess.PIPE,

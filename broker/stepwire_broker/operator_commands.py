@@ -19,6 +19,7 @@ from .core.intake.drain import DrainWorker, Quieted
 from .core.intake.erasure import ErasedTask, EraseTask
 from .core.intake.routing_rules import Routed, SetRule
 from .core.model.events import Command, CommandOfOperator
+from .core.model.principal import PROCESS
 from .core.model.states import TaskState
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
@@ -35,7 +36,7 @@ class OperatorCommand(NamedTuple, Generic[T, B, A]):
     scope: Scope
     summary: str
     body: type[B]
-    event: Callable[[int, T, B], Command]  # from the request's number, the parameter of the path and the body
+    event: Callable[[int, T, B], CommandOfOperator]  # from the request's number, the parameter of the path and the body
     answer: type[A]
     document: Callable[[A], Struct]  # the body of the HTTP response
     response: type[Struct]
@@ -44,15 +45,15 @@ class OperatorCommand(NamedTuple, Generic[T, B, A]):
     has_payload: bool = False  # the body may be as large as a payload
     check: Callable[[B], None] = lambda body: None  # raises InvalidMessage
 
-    def read(self, text: bytes, target: T, limits: LimitSettings, by: str | None = None) -> Make:
-        """Read the command from the text of a request's body. `by`: the name of the operator's token. Raises
-        InvalidMessage."""
+    def read(self, text: bytes, target: T, limits: LimitSettings, by: str | None = None, via: str = PROCESS) -> Make:
+        """Read the command from the text of a request's body. `by`: the name of the operator's token; `via`: how the
+        operator was identified. Raises InvalidMessage."""
         body = read_body(text if self.is_body_needed else text or b"{}", self.body, limits.payload_bytes)
         self.check(body)
 
         def make(request: int) -> Command:
             command = self.event(request, target, body)
-            return structs.replace(command, by=by) if by and isinstance(command, CommandOfOperator) else command
+            return structs.replace(command, by=by, via=via) if by else command
 
         return make
 
@@ -124,7 +125,7 @@ class Changed(Struct, frozen=True):
     attention: str | None
 
 
-class Erased(Struct, frozen=True):
+class TaskErasure(Struct, frozen=True):
     """The task after the erasure of its payloads, by this request or by an earlier one."""
 
     task_id: int
@@ -266,8 +267,8 @@ ERASE_TASK: Final = OperatorCommand[int, EraseBody, ErasedTask](
     body=EraseBody,
     event=lambda request, task_id, body: EraseTask(request, task_id, body.reason),
     answer=ErasedTask,
-    document=lambda done: Erased(done.task_id, TaskState(done.state), done.attention, rfc3339(done.erased_ms)),
-    response=Erased,
+    document=lambda done: TaskErasure(done.task_id, TaskState(done.state), done.attention, rfc3339(done.erased_ms)),
+    response=TaskErasure,
     refusals=_STORED,
     is_body_needed=True,
 )

@@ -148,11 +148,20 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             " revoked key. Logged at most once in 10 s for the same key and address.",
         ),
     ),
+    "stepwire.audit": (
+        _info(
+            "audit_head",
+            "lane n hash",
+            "The end of a chain of the audit: at the start, every hour, and at each backup. A stored line proves later"
+            " that no earlier row was changed.",
+        ),
+        _warning("read_failed", "error", "The ends of the audit's chains could not be read."),
+    ),
     "stepwire.store": (
         _info(
             "pruned",
-            "tasks steps history keys parked took_ms",
-            "Retention has removed ended tasks. The members are the numbers of removed rows.",
+            "tasks steps history keys parked audit took_ms",
+            "Retention has removed ended tasks, or old rows of the audit. The members are the numbers of removed rows.",
         ),
         _warning("prune_hindered", "code error", "Retention could not remove anything. It tries again later."),
         _error("task_is_not_over", "task_id hint", "A task to prune has an open step. Retention does not touch it."),

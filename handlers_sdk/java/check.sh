@@ -29,6 +29,7 @@ setup() {
   if ! command -v javac >/dev/null || ! command -v mvn >/dev/null; then
     as_root=
     [ "$(id -u)" = 0 ] || as_root=sudo
+    quietly $as_root apt-get update -q
     quietly $as_root apt-get install -y --no-install-recommends openjdk-17-jdk-headless maven
   fi
   major=$(javac -version 2>&1 | sed 's/^javac \(1\.\)\{0,1\}\([0-9]*\).*/\2/')

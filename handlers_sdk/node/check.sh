@@ -24,6 +24,7 @@ setup() {
   if ! command -v node >/dev/null; then
     as_root=
     [ "$(id -u)" = 0 ] || as_root=sudo
+    quietly $as_root apt-get update -q
     quietly $as_root apt-get install -y --no-install-recommends nodejs npm
   fi
   quietly node src/node_version.js

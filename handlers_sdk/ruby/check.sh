@@ -28,6 +28,7 @@ setup() {
   if [ -n "$missing" ]; then
     as_root=
     [ "$(id -u)" = 0 ] || as_root=sudo
+    quietly $as_root apt-get update -q
     # shellcheck disable=SC2086 -- a list of packages
     quietly $as_root apt-get install -y --no-install-recommends $missing
   fi
@@ -36,6 +37,7 @@ setup() {
 }
 
 build() {
+  setup
   part=build
   quietly gem build --output "${TMPDIR:-/tmp}/stepwire-$$.gem" stepwire.gemspec
   rm -f "${TMPDIR:-/tmp}/stepwire-$$.gem"
@@ -89,7 +91,7 @@ case ${1:-all} in
   setup | build | lint) "$1" ;;
   test) unit; total ;;
   vectors) vectors; total ;;
-  all) setup; build; lint; unit; vectors; total ;;
+  all) build; lint; unit; vectors; total ;;
   -h | --help | help) usage ;;
   *) usage >&2; exit 2 ;;
 esac

@@ -32,7 +32,10 @@ setup() {
       ;;
   esac
   if ! pkg-config --exists libzmq 2>/dev/null && ! ls /usr/lib/*/libzmq.so /usr/lib/libzmq.so >/dev/null 2>&1; then
-    quietly apt-get install -y libzmq3-dev pkg-config
+    as_root=
+    [ "$(id -u)" = 0 ] || as_root=sudo
+    quietly $as_root apt-get update -q
+    quietly $as_root apt-get install -y --no-install-recommends libzmq3-dev pkg-config
   fi
   echo "rust setup ok"
 }

@@ -86,9 +86,9 @@ class Watch:
         self.allows_second_answer = False
         self.allows_many_workers = False
         self.allows_lost_order = False
-        self._n = -1
+        self._n: dict[str, int] = {}  # the highest at each broker: their connections keep no common order
         self._running: set[Item] = set()
-        self._rid = 0
+        self._rid = self._n_of_rid = 0  # the highest rid, and the `n` of its message
         self._bodies: dict[int, dict[str, Any]] = {}
 
     def sent(self, item: Item, mode: str, batch: str) -> None:
@@ -145,14 +145,17 @@ class Watch:
             )
 
     def _check_n(self, message: Message) -> None:
-        n = message.get("n", 0)
-        if n <= self._n and not self.allows_lost_order and not self.allows_many_workers:
+        n, latest = message.get("n", 0), self._n.get(message.broker, -1)
+        if n <= latest and not self.allows_lost_order and not self.allows_many_workers:
             raise RuleBroken(
-                f"`n` is {n} in this {message.kind}, after {self._n}",
+                f"`n` is {n} in this {message.kind}, after {latest}",
                 rule="`n` is one counter: every hello, heartbeat, bye and new results message takes a higher one",
                 section="4",
             )
-        self._n = max(self._n, n)
+        self._note_n(message.broker, n)
+
+    def _note_n(self, broker: str, n: int) -> None:
+        self._n[broker] = max(self._n.get(broker, -1), n)
 
     def _check_holding(self, message: Message) -> None:
         running = set()
@@ -203,17 +206,19 @@ class Watch:
                 )
             self.copies[rid].append(message)
             return
-        if rid <= self._rid and not self.allows_lost_order:
+        # A message that a connection lost arrives later for the first time. Its `n` shows that it is the older one.
+        n = message.get("n", 0)
+        if rid <= self._rid and n >= self._n_of_rid and not self.allows_lost_order:
             raise RuleBroken(
                 f"`rid` is {rid}, after {self._rid}",
                 rule="`rid` is one counter over all results messages of the process",
                 section="4",
             )
-        self._rid = max(self._rid, rid)
+        if rid > self._rid:
+            self._rid, self._n_of_rid = rid, n
         self._bodies[rid] = message.body
         self.copies[rid] = [message]
-        if message.get("n", 0):
-            self._n = max(self._n, message.get("n", 0))
+        self._note_n(message.broker, n)
         for result in message["results"]:
             self._check_result(message, result)
 

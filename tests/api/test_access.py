@@ -4,17 +4,20 @@ import asyncio
 import http.client
 import itertools
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from stepwire_broker.api import protocol
 from stepwire_broker.api.app import Application
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, add_token
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.definitions.settings import SecuritySettings
 
-from .running_api import Api
+from .running_api import Api, running, settings_in
 
 ROUTES = [
     ("GET", "/readyz"),
@@ -54,6 +57,9 @@ ROUTES = [
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("POST", "/v1/database/prune"),
+    ("POST", "/v1/database/backups"),
+    ("GET", "/v1/audit"),
+    ("GET", "/v1/audit/head"),
     ("GET", "/v1/events"),
     ("GET", "/v1/tasks/{task_id}/events"),
     ("GET", "/nowhere"),
@@ -410,3 +416,11 @@ def test_a_token_has_the_routes_of_all_its_scopes_and_head_needs_the_scope_of_ge
     assert api.call("POST", "/v1/tasks", {"workflow": "order"}, headers=headers).status == 201
     assert api.call("DELETE", "/v1/tasks", headers=headers).status == 405
     assert api.call("GET", "/nowhere", headers=headers).status == 404
+
+
+def test_a_strict_broker_accepts_the_scope_admin_only_on_its_unix_socket(tmp_path: Path) -> None:
+    settings = structs.replace(settings_in(tmp_path), security=SecuritySettings(strict=True))
+    with running(tmp_path, settings) as api:
+        answer = api.call("GET", "/v1/workers")
+        assert (answer.status, answer.code) == (403, "admin_needs_socket")
+        assert api.call("GET", "/livez").status == 200

@@ -386,7 +386,7 @@ def test_a_client_without_a_valid_token_receives_the_refusal_while_it_sends_its_
 
 
 def test_a_client_that_accepts_no_byte_of_its_answers_is_disconnected(impatient: Api) -> None:
-    task_id = impatient.call("POST", "/v1/tasks", {"workflow": "order", "context": {"x": "x" * 95_000}}).json["task_id"]
+    task_id = large_task(impatient)
     with ExitStack() as stack:
         connection = unreading(impatient, stack)
 
@@ -398,6 +398,55 @@ def test_a_client_that_accepts_no_byte_of_its_answers_is_disconnected(impatient:
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             send_requests()
         assert refused(impatient, "stalled_answer") == 1
+
+
+def test_a_broker_begins_a_request_when_the_client_has_accepted_the_answer_before(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    count = 300  # answers of 95 KB: more than the kernel buffers
+    with limited(tmp_path_factory, LIMITS._replace(pipelined=count, head_bytes=10**6)) as api, ExitStack() as stack:
+        path = f"/v1/tasks/{large_task(api)}"
+        connection = unreading(api, stack)
+        connection.sendall(
+            head(api.token, f"GET {path}") * (count - 1) + head(api.token, f"GET {path}", "Connection: close")
+        )
+        until(lambda: unread_bytes(api) > 0)
+        answered = requests_to(api, "/v1/tasks/{task_id}")
+        for _ in range(5):
+            assert requests_to(api, "/v1/tasks/{task_id}") == answered < count
+        with connection.makefile("rb") as received:
+            assert received.read().count(b"HTTP/1.1 200 OK") == count
+
+
+def test_a_token_whose_clients_accept_no_answers_loses_connections_and_other_tokens_lose_none(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    limits = LIMITS._replace(pipelined=1_000, head_bytes=10**6, unread_bytes_each=250_000, unread_bytes=10_000_000)
+    with limited(tmp_path_factory, limits) as api, ExitStack() as stack:
+        value = add_token(api.tokens.file, Grant("other", frozenset({Scope.READ})))
+        path = f"/v1/tasks/{large_task(api)}"
+        (other, *greedy) = (unreading(api, stack) for _ in range(4))
+        other.sendall(head(value, f"GET {path}") * 299 + head(value, f"GET {path}", "Connection: close"))
+        until(lambda: unread_bytes(api) > 0)
+        for connection in greedy:
+            connection.sendall(head(api.token, f"GET {path}") * 300)
+        until(lambda: refused(api, "unread_answers") > 0)
+        with other.makefile("rb") as received:
+            assert received.read().count(b"HTTP/1.1 200 OK") == 300
+
+
+def large_task(api: Api) -> int:
+    task_id: int = api.call("POST", "/v1/tasks", {"workflow": "order", "context": {"x": "x" * 95_000}}).json["task_id"]
+    return task_id
+
+
+def unread_bytes(api: Api) -> int:
+    return int(_value(api.call("GET", "/metrics").body.decode(), 'stepwire_http_bytes{what="unread"}'))
+
+
+def requests_to(api: Api, route: str) -> int:
+    name = f'stepwire_http_requests_total{{route="{route}",method="GET",status="200"}}'
+    return int(_value(api.call("GET", "/metrics").body.decode(), name))
 
 
 def unreading(api: Api, stack: ExitStack) -> socket.socket:

@@ -16,7 +16,7 @@ from .bus_peers import JOIN_S_MAX
 from .target import FIGURES, running_target
 
 PACKAGE = "tests.attacks"
-NOT_ATTACKS = ("__main__", "target", "clients", "bus_peers", "test_attacks")
+NOT_ATTACKS = ("__main__", "target", "clients", "bus_peers", "many_connections", "test_attacks")
 
 
 def names() -> list[str]:

@@ -7,8 +7,6 @@ from stepwire_broker.core.answers.scopes import Scope
 from .clients import head, keep_open
 from .target import Target
 
-RSS_MB_MAX = 250.0  # 128 MiB of answers, and what the kernel has not taken yet
-
 
 def attack(target: Target, seconds: float) -> dict[str, int]:
     body = {"workflow": "order", "context": {"text": "x" * 1_000_000}}

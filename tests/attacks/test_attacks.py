@@ -4,10 +4,13 @@ import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from .__main__ import PACKAGE, names
+from .many_connections import run
+from .target import running_target
 
 
 @pytest.mark.parametrize("name", names())
@@ -23,3 +26,10 @@ def test_an_attack_reports_what_honest_clients_saw() -> None:
     assert set(report["livez"]["codes"]) == {"200"}
     assert set(report["submissions"]["codes"]) <= {"201"}
     assert report["refusals"]["waits_of_token"] > 0
+
+
+def test_memory_and_descriptors_of_a_broker_return_after_thousands_of_connections(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with running_target(tmp_path) as target:
+        report = run(target, 5_000)
+    assert report["ok"], report

@@ -22,6 +22,7 @@ ADMISSION = Admission(
     uids={1000: "owner", 1001: "batch"},
     anonymous="anonymous",
     refused_keys={OLD: ZapVerdict("gone", "revoked_key")},
+    refused_uids={1003: ZapVerdict("late", "expired_key")},
 )
 
 
@@ -50,6 +51,7 @@ def user(uid: str) -> list[bytes]:
         (user("1000"), ZapVerdict("owner")),
         (user("1001"), ZapVerdict("batch")),
         (user("1002"), ZapVerdict("", "unknown_user")),
+        (user("1003"), ZapVerdict("late", "expired_key")),
         (user("-1"), ZapVerdict("", "unknown_user")),
         (user("1000:1"), ZapVerdict("", "unknown_user")),
         (request(IPC_DOMAIN, b"NULL", address=b""), ZapVerdict("", "unknown_user")),

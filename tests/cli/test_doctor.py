@@ -93,7 +93,7 @@ def test_free_space_has_a_readable_unit(mib: int, text: str) -> None:
 
 def test_wrapped_findings_keep_their_indent(shop: Place) -> None:
     lines = shop.on_terminal("doctor", columns=40, NO_COLOR="1").out.splitlines()
-    assert all(line.startswith(("✓ ", "! ", "· ", "    ", "\x1b[2m    ")) for line in lines if line), lines
+    assert all(line.startswith(("✓ ", "! ", "· ", "\x1b[2m· ", "    ", "\x1b[2m    ")) for line in lines if line), lines
     assert sum(line.startswith("    ") for line in lines) > 3
 
 

@@ -85,3 +85,9 @@ def test_held_steps_have_a_colour_once_there_is_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[35mheld steps: 2" in "\n".join(drawn(snapshot(1, held=2), 120, force_terminal=True))
     assert "\x1b[35m" not in "\n".join(drawn(snapshot(1), 120, force_terminal=True))
+
+
+def test_top_shows_what_is_open_to_others(shop: Place) -> None:
+    line = top._headline({**snapshot(1), "insecure": ["bus_loopback", "client_files"]})
+    assert line.endswith(" · insecure: bus_loopback, client_files")
+    assert "insecure" not in shop.stepwire("top", "--interval", "50ms").out

@@ -132,7 +132,9 @@ def test_a_second_cancel_changes_nothing() -> None:
     world.ask(CancelTask, task_id=task_id)
     groups = len(world.groups)
     assert world.ask(CancelTask, task_id=task_id) == Done(task_id, "running")
-    assert len(world.groups) == groups
+    assert len(world.groups) == groups + 1, "only the row of the audit is written"
+    assert world.groups[-1].audit[0].outcome == "unchanged"
+    assert not world.groups[-1].tasks_changed
 
 
 @pytest.mark.parametrize("kind", [CancelTask, PauseTask, ResumeTask, RetryTask])

@@ -4,10 +4,12 @@ import json
 
 import msgspec
 import pytest
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.answers.answers import CommandRefused
+from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.intake.commands import CancelTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
-from stepwire_broker.core.model import erasing, facts
+from stepwire_broker.core.model import facts
 
 from .world import CHAIN, ONE, World, one
 
@@ -123,7 +125,7 @@ def test_every_member_of_every_fact_is_known_to_hold_text_or_not() -> None:
         *("at", "step", "delivery", "worker", "batch_id", "lost", "output_bytes", "run_ms", "until", "new_key", "by"),
         *("workflow_id", "uid", "state", "first_step_id", "action", "attention"),
     }
-    known = harmless | erasing.TEXTS | erasing.CODES | erasing.CHECKSUMS
+    known = harmless | scrubbing.TEXTS | scrubbing.CODES | scrubbing.CHECKSUMS
     members = {name for kind in msgspec.inspect.type_info(facts.Fact).types for name in kind.cls.__struct_fields__}
     assert members == known
 

@@ -42,9 +42,19 @@ def test_the_broker_has_time_to_drain_and_a_wrong_configuration_is_not_restarted
     assert loader.find_file(None, {}) is None or Path("/etc/stepwire/stepwire.yaml").exists()
 
 
+def test_the_services_reach_only_this_host_and_can_see_the_processes_of_others() -> None:
+    for name in ("stepwire.service", "stepwire-exec-worker.service"):
+        unit = service(name)
+        assert (unit["IPAddressDeny"], unit["IPAddressAllow"]) == ("any", "localhost")
+        assert "ProtectProc" not in unit, "a proof of death reads /proc"
+        assert unit["CapabilityBoundingSet"] == ""
+    assert service("stepwire-exec-worker.service")["User"] != service("stepwire.service")["User"]
+    assert int(service("stepwire-exec-worker.service")["TimeoutStopSec"]) > Settings().broker.drain_timeout_ms / 1000
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_accepts_every_directive_of_the_units(tmp_path: Path) -> None:
-    for name in ("stepwire.service", "stepwire-worker@.service"):
+    for name in ("stepwire.service", "stepwire-worker@.service", "stepwire-exec-worker.service"):
         text = (FILES / name).read_text()
         (tmp_path / name.replace("@", "@shop")).write_text(re.sub(r"/opt/stepwire/bin/\w+", "/bin/true", text))
     units = sorted(map(str, tmp_path.iterdir()))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep
 from stepwire_broker.core.model.states import STEP_FINAL
-from stepwire_broker.store.retention import EndedStep, EndedTask, ParkedInput
+from stepwire_broker.store.audit_chain import AuditHead
+from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, ParkedInput
 
 from .tables import Tables
 from .writer import MemoryWriter
@@ -105,6 +106,18 @@ class MemoryPruning:
         removed = {number: parked.pop(number) for number in ids}
         self._undo(lambda: parked.update(removed))
         return len(removed)
+
+    # -- the audit ----------------------------------------------------------------------------------------------------
+
+    def first_audit(self, limit: int) -> list[OldAudit]:
+        return [OldAudit(row.lane, row.n, row.at_ms, row.hash) for row in self._tables.audit[:limit]]
+
+    def cut_audit(self, last: OldAudit) -> int:
+        tables, rows, cut = self._tables, self._tables.audit, self._tables.audit_cut
+        kept = [row for row in rows if row.n > last.n]
+        self._undo(lambda: (setattr(tables, "audit", rows), setattr(tables, "audit_cut", cut)))
+        tables.audit, tables.audit_cut = kept, AuditHead(last.lane, last.n, last.hash)
+        return len(rows) - len(kept)
 
     # -- notes --------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import (
     Loaded,
     Payloads,
@@ -12,10 +13,11 @@ from stepwire_broker.core.definitions.stored_rows import (
     StoredTask,
     StoredWorkflow,
 )
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
+from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
+    AuditFilter,
     EventRow,
     HistoryCursor,
     HistoryItem,
@@ -265,6 +267,24 @@ class MemoryQueries:
         return None if task is None else task.workflow_id, first_steps[0] if first_steps else None
 
     # -- refused input ------------------------------------------------------------------------------------------------
+
+    def audit_chains(self) -> list[AuditChain]:
+        rows, cut = self._tables.audit, self._tables.audit_cut
+        end = rows[-1] if rows else cut
+        return [AuditChain(LANE_ID, end.n, end.hash, cut.n, cut.hash)] if end.n else []
+
+    def audit_rows(self, wanted: AuditFilter) -> list[AuditRow]:
+        equal = ("principal", "action", "target", "outcome")
+        rows = [
+            row
+            for row in reversed(self._tables.audit)
+            if row.lane == wanted.lane
+            and wanted.first <= row.n < wanted.before
+            and all(getattr(wanted, name) in (None, getattr(row, name)) for name in equal)
+            and (wanted.since_ms is None or row.at_ms >= wanted.since_ms)
+            and (wanted.until_ms is None or row.at_ms < wanted.until_ms)
+        ]
+        return rows[: wanted.limit]
 
     def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
         numbers = [n for n in sorted(self._tables.parked, reverse=True) if before is None or n < before]

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from stepwire_broker.core.answers import erasing
+from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.commit_group import (
     HistoryRow,
     Parked,
@@ -26,6 +27,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.core.model.states import TASK_FINAL
 from stepwire_broker.store import erasure
 from stepwire_broker.store import tables as declared
+from stepwire_broker.store.audit_chain import START, AuditHead, AuditRow
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows
 
@@ -76,6 +78,8 @@ class Tables:
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
+        self.audit: list[AuditRow] = []
+        self.audit_cut = AuditHead(LANE_ID, 0, START)
         self.deployment = ""
         self.broker = ""
         self.epoch = 0
@@ -134,7 +138,7 @@ class Tables:
     def _erase_history(self, task_id: int, undo: Undo) -> None:
         of_task = self.history.get(task_id, [])
         before, log_before = list(of_task), list(self.log)
-        scrubbed = {(row.seq, row.position): row._replace(facts=erasing.scrubbed(row.facts)) for row in before}
+        scrubbed = {(row.seq, row.position): row._replace(facts=scrubbing.scrubbed(row.facts)) for row in before}
         of_task[:] = scrubbed.values()
         self.log[:] = [scrubbed[row.seq, row.position] if row.task_id == task_id else row for row in log_before]
 

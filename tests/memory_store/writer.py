@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.model.commit_group import CommitGroup, ControlChanged, Key, Parked, WorkflowNew
+from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
+from stepwire_broker.store.audit_chain import AuditHead, linked
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
@@ -154,6 +155,13 @@ class MemoryWriter:
             stored[number] = row
             self._undo.append(lambda n=number: stored.pop(n))  # type: ignore[misc]
 
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        audit = self._tables.audit
+        last = audit[-1] if audit else self._tables.audit_cut
+        rows = linked(AuditHead(last.lane, last.n, last.hash), new)
+        audit.extend(rows)
+        self._undo.append(lambda: audit.__delitem__(slice(len(audit) - len(rows), None)))
+
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]:
         steps = self._tables.steps
         return {i: steps[i].stored.task_id for i in step_ids if i in steps}
@@ -171,18 +179,6 @@ class MemoryWriter:
         return trouble_of(error)
 
     def rest(self, group: CommitGroup) -> None:
-        pass
-
-    def checkpoint(self) -> bool:
-        return True
-
-    def compact(self) -> None:
-        pass
-
-    def unverified_erasures(self) -> int:
-        return 0
-
-    def erasures_are_verified(self, count: int) -> None:
         pass
 
     def close(self) -> None:

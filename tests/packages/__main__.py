@@ -41,6 +41,7 @@ NEEDED: Final = (  # by what runs without Python's imports, so no other test mis
     "stepwire_broker/py.typed",
     "stepwire_broker/store/sqlite/schema.sql",
     "stepwire_broker/store/sqlite/migrations/versions/v0001_first.py",
+    "stepwire_broker/store/sqlite/migrations/versions/v0002_audit.py",
     "stepwire_broker/demo/workflow.yaml",
     "stepwire_broker/demo/level0.rb",
     "stepwire_broker/demo/level0.cjs",

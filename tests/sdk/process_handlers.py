@@ -17,3 +17,9 @@ def hang(ctx: Any) -> None:
 
 def die(ctx: Any) -> None:
     os._exit(7)
+
+
+def tell_the_secret(ctx: Any, given: dict[str, Any]) -> None:
+    ctx.progress(1, 2, f"with {given['card']}")
+    ctx.log.warning("child has %s", given["card"])
+    raise ValueError(f"refused: {given['card']} and {ctx.config['key']}")

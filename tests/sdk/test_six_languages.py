@@ -36,6 +36,7 @@ DEFAULTS: Final = {
     "EVERY_MS": 300_000,
 }
 OTHER_NAMES: Final = {"DrainDefault": "DRAIN_MS", "reportEveryMS": "EVERY_MS"}  # in Go, one package has both
+PYTHON_ONLY: Final = {"STEPWIRE_SECRETS_DIR"}  # of features that the other SDKs do not have yet
 AT_BUILD_OR_TEST: Final = {"STEPWIRE_VECTORS", "STEPWIRE_LIBZMQ_DIR"}
 TABLE_COLUMNS: Final = ("python", "ruby", "go", "node", "rust", "java")
 
@@ -98,6 +99,7 @@ def test_every_sdk_reads_the_variables_of_the_page(language: str) -> None:
     named = set(re.findall(r"^\| `(STEPWIRE_\w+)`", table, re.MULTILINE))
     assert len(named) == 10
     read = set(re.findall(r"STEPWIRE_[A-Z_]*[A-Z]\b", TEXTS[language])) - AT_BUILD_OR_TEST
+    read -= PYTHON_ONLY if language == "python" else set()
     assert read >= named
     assert [name for name in read - named if f"{name}_" not in TEXTS[language]] == []  # without beginnings of names
 

@@ -7,10 +7,13 @@ except /livez needs a token.
 
 from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from stepwire_broker.core.answers.scopes import Scope
 
 from .http import CONNECTION, GRANT
-from .http_problems import HttpProblem, unauthorized
+from .http_problems import HttpProblem, admin_elsewhere, unauthorized
 from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
@@ -22,14 +25,24 @@ _BEARER: Final = b"bearer "
 
 
 class AccessControl:
-    def __init__(self, app: ASGIApp, tokens: Tokens, hosts: frozenset[bytes], requests: RequestCounts) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        hosts: frozenset[bytes],
+        requests: RequestCounts,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        """`is_strict`: the scope admin counts only on the Unix socket."""
         self._app = app
+        self._is_strict = is_strict
         self._requests = requests
         self._tokens = tokens
         self._hosts = hosts
         self._refusals = RefusalLog()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         if CONNECTION not in scope:
@@ -41,12 +54,12 @@ class AccessControl:
             await send_problem(_closing(send), problem)
             return
         if GRANT in scope:
-            scope[CONNECTION].present_token()
+            scope[CONNECTION].present_token(scope[GRANT].name)
         else:
             send = _closing(send)
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: AsgiScope) -> None:
         if scope["path"] in OPEN_PATHS:  # the answer holds no data, and probers do not send a configured Host
             return
         host = origin = authorization = None
@@ -84,6 +97,8 @@ class AccessControl:
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
             raise unauthorized("the token is unknown to this broker, or has expired")
+        if self._is_strict and Scope.ADMIN in grant.scopes:
+            raise admin_elsewhere(grant)
         scope[GRANT] = grant
 
 

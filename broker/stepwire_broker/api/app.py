@@ -4,10 +4,10 @@ import asyncio
 
 from starlette.routing import Route, Router
 
-from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.operator_commands import COMMANDS, ERASE_TASK
 
 from . import (
+    audit,
     breakers,
     commands,
     database,
@@ -24,6 +24,7 @@ from . import (
     workers,
     workflows,
 )
+from .audit_notes import AuditNotes
 from .connections import HttpConnections
 from .engine_port import EnginePort
 from .events import Followers
@@ -42,7 +43,8 @@ class Application:
     """The API of one broker, without access control (access.py) and transport (server.py)."""
 
     def __init__(self, broker: EnginePort, limits: HttpLimits = DEFAULT) -> None:
-        self.taps = TapStreams(broker)
+        self.notes = AuditNotes(broker)
+        self.taps = TapStreams(broker, self.notes)
         self.followers = Followers(broker)
         self.polling = Gateway(broker)
         self.requests = RequestCounts()
@@ -54,7 +56,7 @@ class Application:
         for (method, path), handler in self._handlers().items():
             by_path.setdefault(path, {})[method] = handler
         self.resources = [
-            Resource(broker, self._closing, _scope_of, self.shares, path, **handlers)
+            Resource(broker, self._closing, OPERATIONS, self.shares, self.notes, path, **handlers)
             for path, handlers in by_path.items()
         ]
         self.paths = list(by_path)
@@ -93,6 +95,9 @@ class Application:
             ("GET", "/v1/shadows"): routing.shadows,
             ("GET", "/v1/breakers"): breakers.page,
             ("POST", "/v1/database/prune"): database.prune,
+            ("POST", "/v1/database/backups"): audit.record_backup,
+            ("GET", "/v1/audit"): audit.page,
+            ("GET", "/v1/audit/head"): audit.head,
             ("GET", "/v1/tap"): self.taps.stream,
             ("POST", "/v1/database/finish-erasures"): erasing.finish,
             **{("POST", command.path): commands.handler(command) for command in COMMANDS},
@@ -112,7 +117,3 @@ class Application:
         self.polling.close()
         self.taps.close()
         self.followers.close()
-
-
-def _scope_of(method: str, path: str) -> Scope | None:
-    return OPERATIONS[method, path].scope

@@ -17,7 +17,7 @@ def handler(command: "OperatorCommand[Any, Any, Any]") -> Handler:
         call.query()
         limits = call.broker.settings.limits
         body = await call.body(limits.payload_bytes if command.has_payload else BODY_BYTES_MAX)
-        make = command.read(body, _target(call, command.path), limits, call.operator)
+        make = command.read(body, _target(call, command.path), limits, call.operator, call.via)
         answer = await call.ask(make, command.answer)
         return Reply(200, encode(command.document(answer)))
 

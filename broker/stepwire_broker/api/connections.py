@@ -5,6 +5,7 @@ is unused, or the head of its next request is incomplete. Of too many connection
 is closed, so requests in progress and new clients are served during a flood of idle connections.
 """
 
+from collections import Counter
 from collections.abc import Hashable
 from typing import Protocol
 
@@ -27,7 +28,9 @@ class HttpConnections:
         self._strangers: dict[Closable, None] = {}
         self._idle_strangers: dict[Closable, int] = {}  # the value orders both dicts of idle connections
         self._idle_known: dict[Closable, int] = {}
-        self._unread: dict[Closable, int] = {}  # bytes of answers that clients do not accept now
+        self._unread: dict[str, dict[Closable, int]] = {}  # by owner: bytes of answers that clients do not accept now
+        self._unread_sums: Counter[str] = Counter()
+        self._owner: dict[Closable, str] = {}  # of the connections in `_unread`
         self._clock = 0
 
     # -- strangers and idle connections -------------------------------------------------------------------------------
@@ -84,21 +87,35 @@ class HttpConnections:
 
     # -- answers that clients do not accept ---------------------------------------------------------------------------
 
-    def unread(self, connection: Closable, size: int) -> None:
-        """The client does not accept its answer as fast as it is written. If such answers occupy too much memory, the
-        connections that have waited longest are closed."""
+    def unread(self, connection: Closable, owner: str, size: int) -> None:
+        """The client does not accept its answer as fast as it is sent: `size` bytes are left of it. If such answers
+        occupy too much memory, the connections that have waited longest are closed: those of a token that exceeds its
+        share, otherwise those of the token with the most bytes."""
         self.reads(connection)
-        self._unread[connection] = size
+        self._unread.setdefault(owner, {})[connection] = size
+        self._owner[connection] = owner
+        self._unread_sums[owner] += size
         self.unread_bytes += size
-        while self.unread_bytes > self.limits.unread_bytes and len(self._unread) > 1:
-            oldest = next(iter(self._unread))
-            self.reads(oldest)
-            self.refusals.count("unread_answers")
-            oldest.abort()
+        while self._unread_sums[owner] > self.limits.unread_bytes_each and len(self._unread[owner]) > 1:
+            self._close_unread(owner)
+        while self.unread_bytes > self.limits.unread_bytes and len(self._owner) > 1:
+            self._close_unread(max(self._unread, key=self._unread_sums.__getitem__))
 
     def reads(self, connection: Closable) -> None:
         """The client has accepted its answer."""
-        self.unread_bytes -= self._unread.pop(connection, 0)
+        owner = self._owner.pop(connection, None)
+        if owner is not None:
+            size = self._unread[owner].pop(connection)
+            self.unread_bytes -= size
+            self._unread_sums[owner] -= size
+            if not self._unread[owner]:
+                del self._unread[owner], self._unread_sums[owner]
+
+    def _close_unread(self, owner: str) -> None:
+        oldest = next(iter(self._unread[owner]))
+        self.reads(oldest)
+        self.refusals.count("unread_answers")
+        oldest.abort()
 
 
 def _first(connections: dict[Closable, int] | dict[Closable, None]) -> Closable | None:

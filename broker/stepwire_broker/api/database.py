@@ -4,6 +4,7 @@ import time
 
 from msgspec import Struct
 
+from . import audit
 from .http import HttpCall
 from .replies import Reply, encode
 
@@ -18,6 +19,7 @@ class Pruning(Struct, frozen=True):
 
 async def prune(call: HttpCall) -> Reply:
     call.query()
+    await audit.record(call, "prune_database")
     kept = call.broker.settings.retention
     now_ms = time.time_ns() // 1_000_000
     call.broker.prune()

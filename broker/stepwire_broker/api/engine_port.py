@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from stepwire_broker.audit_trail import AuditTrail
 from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
@@ -13,7 +14,7 @@ from stepwire_broker.core.model.principal import PROCESS, Grant
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.unroutable import Unroutable
-from stepwire_broker.erasures import Finished
+from stepwire_broker.erasures import Erasures
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.taps import Tap
@@ -61,13 +62,9 @@ class EnginePort(Protocol):
         wait."""
         ...
 
-    async def erase(self, task_id: int, make: Callable[[int], Command]) -> Answer:
-        """Send the command to erase a task, and record the erasure outside the database. Raises SecurityKeyError."""
-        ...
-
-    async def finish_erasures(self) -> Finished:
-        """Search the database file for what was erased, and rewrite the file if anything is left. Raises
-        SecurityKeyError."""
+    @property
+    def erasures(self) -> Erasures:
+        """The erasures of this broker, outside of the core."""
         ...
 
     def prune(self) -> None:
@@ -86,6 +83,9 @@ class EnginePort(Protocol):
     def state(self) -> BrokerState:
         """The core's state, read-only. Only core_views.py uses it."""
         ...
+
+    @property
+    def audit(self) -> AuditTrail: ...
 
     @property
     def measures(self) -> Measures: ...

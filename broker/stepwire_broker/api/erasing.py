@@ -5,7 +5,7 @@ from stepwire_broker.core.intake.erasure import ErasedTask
 from stepwire_broker.operator_commands import ERASE_TASK
 from stepwire_broker.security_key import SecurityKeyError
 
-from . import http_problems
+from . import audit, http_problems
 from .commands import BODY_BYTES_MAX
 from .http import HttpCall
 from .http_problems import HttpProblem
@@ -20,7 +20,7 @@ async def erase(call: HttpCall) -> Reply:
     task_id = call.number("task_id")
     make = ERASE_TASK.read(await call.body(BODY_BYTES_MAX), task_id, call.broker.settings.limits, call.operator)
     try:
-        answer = await call.broker.erase(task_id, make)
+        answer = await call.broker.erasures.erase(task_id, lambda: call.broker.ask(make))
     except SecurityKeyError as error:
         raise HttpProblem(503, KEY_PROBLEM, str(error)) from None
     if isinstance(answer, CommandRefused):
@@ -32,8 +32,9 @@ async def erase(call: HttpCall) -> Reply:
 async def finish(call: HttpCall) -> Reply:
     """Search the database file for what was erased, and rewrite the file if anything is left."""
     call.query()
+    await audit.record(call, "finish_erasures")
     try:
-        finished = await call.broker.finish_erasures()
+        finished = await call.broker.erasures.finish()
     except SecurityKeyError as error:
         raise HttpProblem(503, KEY_PROBLEM, str(error)) from None
     return Reply(200, encode(finished))

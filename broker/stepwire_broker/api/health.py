@@ -1,5 +1,7 @@
 """The routes for probes: `/livez` (the event loop runs) and `/readyz` (the broker accepts work)."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from .http import HttpCall
@@ -16,9 +18,13 @@ class Readiness(Struct, frozen=True):
     insecure: list[str]
 
 
+LIVEZ: Final = "/livez"
+ALIVE: Final = Reply(200, encode(Alive()))
+
+
 async def livez(call: HttpCall) -> Reply:
     """Any answer proves that the event loop runs. The route needs no token, because the answer holds no data."""
-    return Reply(200, encode(Alive()))
+    return ALIVE
 
 
 async def readyz(call: HttpCall) -> Reply:

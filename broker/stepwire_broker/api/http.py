@@ -1,7 +1,7 @@
 """The layer between ASGI and the handlers, which are functions from an `HttpCall` to a reply."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
@@ -28,6 +28,8 @@ QUERY_MEMBERS_MAX: Final = 32
 # Members of the scope of a request:
 GRANT: Final = "stepwire.grant"  # the permissions of its token; absent if the request needs no token
 CONNECTION: Final = "stepwire.connection"  # its connection
+AUDITED_SCOPES: Final = frozenset({Scope.OPERATE, Scope.ADMIN})  # refused attempts of these leave a row
+PAYLOAD_OPERATIONS: Final = frozenset({"getTask", "getTaskStep", "getStep"})  # answers with contexts or outputs
 
 log: Final = structlog.get_logger("stepwire.api")
 
@@ -38,10 +40,27 @@ class ClientGone(BrokerError):
     """The client has disconnected, so nothing can be answered."""
 
 
+class AuditedOperation(Protocol):
+    """The row of a method and path in operations.py."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def scope(self) -> Scope | None: ...
+
+
+class RequestNotes(Protocol):
+    """The rows of the audit that requests leave."""
+
+    def refused(self, grant: Grant, operation: str, problem: HttpProblem) -> None: ...
+    async def read_payload(self, grant: Grant, body: bytes) -> None: ...
+
+
 class RequestConnection(Protocol):
     """The connection of a request, as its handler uses it."""
 
     is_too_slow: bool  # the client took too long to send the body
+    answer_left: int  # bytes of the answer that wait until the client has accepted earlier ones
 
     def abort(self) -> None: ...
 
@@ -80,14 +99,23 @@ class HttpCall:
     @property
     def operator(self) -> str:
         """The caller, as the history names the author of a command."""
+        return self.grant.author
+
+    @property
+    def via(self) -> str:
+        """How the caller was identified."""
+        return self.grant.via_text
+
+    @property
+    def grant(self) -> Grant:
+        """The permissions of the caller."""
         grant: Grant = self.scope[GRANT]
-        return grant.author
+        return grant
 
     @property
     def worker_grant(self) -> principal.Grant:
         """The grant of the workers that the caller's token opens."""
-        grant: Grant = self.scope[GRANT]
-        return grant.of_workers
+        return self.grant.of_workers
 
     def number(self, name: str) -> int:
         """The id of a task or a step in the path."""
@@ -137,6 +165,7 @@ class HttpCall:
             body = await self._rest(body, bytes_max)
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
+        self.open_request.pay("bytes", len(body))
         accepted = types or (JSON,)
         if body and kind not in accepted:
             names = [str(known, "ascii") for known in accepted]
@@ -165,6 +194,20 @@ class HttpCall:
         connection: RequestConnection | None = self.scope.get(CONNECTION)
         if connection is not None:
             connection.abort()
+
+    def pay_answer(self, size: int) -> None:
+        if self._open is not None:
+            self._open.pay("bytes", size)
+
+    def begin_large_answer(self) -> None:
+        """From now on the request depends on its client only, so it leaves its slot."""
+        if self._open is not None:
+            self._open.answer()
+
+    def answer_left(self, size: int) -> None:
+        connection: RequestConnection | None = self.scope.get(CONNECTION)
+        if connection is not None:
+            connection.answer_left = size
 
     async def disconnected(self) -> None:
         """Wait until the client disconnects. The body must have been read before."""
@@ -217,8 +260,9 @@ class Resource:
         self,
         broker: EnginePort,
         closing: asyncio.Event,
-        scope_of: Callable[[str, str], Scope | None],
+        operations: Mapping[tuple[str, str], AuditedOperation],
         shares: Shares,
+        notes: RequestNotes,
         path: str,
         **methods: Handler,
     ) -> None:
@@ -229,7 +273,9 @@ class Resource:
         self.methods = dict(methods)
         if "GET" in methods:
             self.methods["HEAD"] = methods["GET"]
-        self._scopes = {method: scope_of("GET" if method == "HEAD" else method, path) for method in self.methods}
+        self._notes = notes
+        self._operations = {m: operations["GET" if m == "HEAD" else m, path] for m in self.methods}
+        self._scopes = {method: operation.scope for method, operation in self._operations.items()}
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         handler = self.methods.get(scope["method"])
@@ -242,6 +288,7 @@ class Resource:
                 open_request = self._admitted(scope[GRANT], self._scopes[scope["method"]])
             await self._answer(handler, HttpCall(scope, receive, self._broker, self._closing, open_request), send)
         except HttpProblem as problem:
+            self._note_refused(scope, problem)
             await send_problem(send, problem)
         finally:
             if open_request is not None:
@@ -258,9 +305,12 @@ class Resource:
         try:
             reply = await handler(call)
         except HttpProblem as problem:
+            self._note_refused(call.scope, problem)
             await send_problem(send, problem)
         except InvalidMessage as error:
-            await send_problem(send, http_problems.of_invalid(error))
+            invalid = http_problems.of_invalid(error)
+            self._note_refused(call.scope, invalid)
+            await send_problem(send, invalid)
         except ClientGone:
             pass
         except Exception:
@@ -273,9 +323,18 @@ class Resource:
                     reply = reply._replace(chunks=hidden_ids.stream_without_ids(reply.chunks))
                 await send_stream(send, reply, call)
             else:
+                if self._operations[call.scope["method"]].id in PAYLOAD_OPERATIONS:
+                    await self._notes.read_payload(call.grant, reply.body)
                 if hides_ids:
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
-                await send_reply(send, reply)
+                call.pay_answer(len(reply.body))
+                await send_reply(send, reply, call)
+
+    def _note_refused(self, scope: ASGIScope, problem: HttpProblem) -> None:
+        """Have the audit name an operator's refused attempt."""
+        operation = self._operations[scope["method"]]
+        if GRANT in scope and operation.scope in AUDITED_SCOPES:
+            self._notes.refused(scope[GRANT], operation.id, problem)
 
     def _hides_ids(self, call: HttpCall) -> bool:
         """True if the caller may only read. Workers need the ids, and operators name workers by them."""

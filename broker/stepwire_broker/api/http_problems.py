@@ -152,6 +152,15 @@ def scope_missing(grant: Grant, needed: Scope) -> HttpProblem:
     )
 
 
+def admin_elsewhere(grant: Grant) -> HttpProblem:
+    return HttpProblem(
+        403,
+        "admin_needs_socket",
+        f"{grant.name!r} has the scope admin, which security.strict allows only on the broker's Unix socket",
+        "run the command on the broker's host as the broker's user, or use a token with other scopes",
+    )
+
+
 TITLES: Final = {
     400: "The request is not valid",
     401: "A valid token is needed",

@@ -32,12 +32,14 @@ class HttpLimits(NamedTuple):
     body_s: float = 30.0
 
     # answers that clients have not accepted yet
-    unread_bytes: int = 128 * MIB
+    unread_bytes: int = 64 * MIB
+    unread_bytes_each: int = 32 * MIB
     unread_s: float = 30.0  # without one accepted byte
 
     # connections: more than `requests` + `waits`, so that one of them is always idle
     connections: int = 6_144
     strangers: int = 2_048  # of `connections`: without a valid token so far
+    strangers_per_s: int = 250  # new ones that get a full answer; a burst may have twice as many
     head_s: float = 10.0
     head_bytes: int = 32 * 1024
     pipelined: int = 16  # requests that one connection has sent and that are not answered

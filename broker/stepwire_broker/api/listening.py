@@ -5,12 +5,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stepwire_broker import posture
 from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.errors import BrokerError
 
 from .local_socket import LocalSocket, SocketUnavailable
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096  # the kernel reduces it to net.core.somaxconn
 
 
 class ListenError(BrokerError):
@@ -50,12 +51,12 @@ class Listeners(NamedTuple):
             self.local.close()
 
 
-def listen_everywhere(settings: HttpSettings) -> Listeners:
-    """Listen on `http.listen` and on `http.socket`. Raises ListenError.
+def listen_everywhere(settings: HttpSettings, *, is_strict: bool = False) -> Listeners:
+    """Listen on `http.listen` and on `http.socket`. Raises ListenError. `is_strict`: refuse tcp without TLS.
 
     A broker whose Unix socket cannot be used, for example because another broker of the same directory has it, is
     served on `http.listen` only."""
-    tcp = None if settings.listen is None else listen(settings)
+    tcp = None if settings.listen is None else listen(settings, is_strict=is_strict)
     try:
         return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG))
     except SocketUnavailable as error:
@@ -64,9 +65,9 @@ def listen_everywhere(settings: HttpSettings) -> Listeners:
         return Listeners(tcp, trouble=str(error))
 
 
-def listen(settings: HttpSettings) -> socket.socket:
+def listen(settings: HttpSettings, *, is_strict: bool = False) -> socket.socket:
     """A listening socket on `http.listen`, which is not null. Raises ListenError."""
-    checked = check_listen(settings)
+    checked = check_listen(settings, is_strict=is_strict)
     assert checked is not None
     host, port = checked
     try:
@@ -90,12 +91,14 @@ def listen(settings: HttpSettings) -> socket.socket:
     return listener
 
 
-def check_listen(settings: HttpSettings) -> tuple[str, int] | None:
+def check_listen(settings: HttpSettings, *, is_strict: bool = False) -> tuple[str, int] | None:
     """Host and port of `http.listen`, None for null. Raises ListenError if the address is malformed, or tokens could be
     intercepted."""
     if settings.listen is None:
         return None
     host, port = address_of(settings.listen)
+    if is_strict and (refusal := posture.open_http(settings)) is not None:
+        raise ListenError(refusal)
     if not settings.allow_insecure and not _is_loopback(host):
         raise ListenError(
             f"http.listen is {settings.listen!r}, which other machines can reach, and tokens would travel unencrypted:"

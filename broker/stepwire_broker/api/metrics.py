@@ -224,6 +224,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.counters.lease_expiries,
     ),
     Metric(
+        "stepwire_audit_rows_total",
+        "counter",
+        (),
+        "Rows that were added to the audit.",
+        lambda m: m.core.counters.audited,
+    ),
+    Metric(
         "stepwire_worker_deaths_proven_total",
         "counter",
         (),

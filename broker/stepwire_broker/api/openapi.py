@@ -41,6 +41,7 @@ TAGS: Final[dict[str, tuple[str, str]]] = {
     "rules": ("routing", ""),
     "shadows": ("routing", ""),
     "breakers": ("breakers", "List and set the breakers of handlers."),
+    "audit": ("audit", "Read the record of operators' actions."),
     "database": ("database", "Maintain the database."),
     "tap": ("bus", "Read the messages of the bus."),
     "metrics": ("broker", "Probes, metrics and this document."),

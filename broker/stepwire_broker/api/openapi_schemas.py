@@ -22,6 +22,7 @@ _FREE: Final[Schema] = {"type": "object", "additionalProperties": True}
 # The types of members that are stored and sent as raw JSON, by the member's name.
 RAW_MEMBERS: Final[dict[str, Schema]] = {
     "context": _FREE,
+    "detail": _FREE,
     "document": _FREE,
     "error": {"anyOf": [{"$ref": REFERENCE.format(name="ErrorDetail")}, {"type": "null"}]},
     "handler_config": _FREE,

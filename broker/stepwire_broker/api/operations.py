@@ -16,6 +16,7 @@ from stepwire_broker.operator_commands import COMMANDS, NothingBody, OperatorCom
 from stepwire_broker.stages import requests
 
 from . import reading, tasks
+from .audit import AuditHeads, AuditPage, BackupBody
 from .breakers import BreakerList
 from .database import Pruning
 from .documents import (
@@ -189,9 +190,23 @@ IN_QUERY: Final[dict[str, Parameter]] = {
         POSITION, "Begin after the event with this `id`. `0`: at the first stored event. Default: with new events."
     ),
     "topic": Parameter({"type": "string"}, "Only topics that match; `*` matches any characters."),
+    "principal": Parameter({"type": "string"}, "Only rows of this principal: a token's name."),
+    "action": Parameter({"type": "string"}, "Only rows of this action: `retry_task`."),
+    "target": Parameter({"type": "string"}, "Only rows about this target: `task 7`."),
+    "outcome": Parameter({"type": "string"}, "Only rows with this outcome: `done`, `unchanged`, `refused`."),
+    "since_audit": Parameter({"type": "string", "format": "date-time"}, "Only rows of this time or later."),
+    "until": Parameter({"type": "string", "format": "date-time"}, "Only rows from before this time."),
+    "audit_cursor": Parameter(
+        {"type": "string", "pattern": r"^[0-9]{1,16}\.[0-9]{1,16}$"}, "`next_cursor` of the previous page."
+    ),
     "task": Parameter({**ID, "minimum": 1}, "Only messages that name this task or one of its steps."),
 }
-RENAMED: Final = {"step_state": "state", "position": "cursor"}  # parameters whose name has another meaning elsewhere
+RENAMED: Final = {
+    "step_state": "state",
+    "position": "cursor",
+    "since_audit": "since",
+    "audit_cursor": "cursor",
+}  # parameters whose name has another meaning elsewhere
 IN_HEADER: Final[dict[str, Parameter]] = {
     "Idempotency-Key": Parameter(
         {"type": "string", "pattern": KEY_PATTERN}, "Submissions with the same key create only one task."
@@ -424,6 +439,28 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             "End a run of erasures: move the write-ahead log into the database file, search the file for words of the"
             " erased payloads, and rewrite the file if any is left.",
             {200: Finished},
+        ),
+        ("POST", "/v1/database/backups"): Operation(
+            "recordBackup",
+            Scope.ADMIN,
+            "Record in the audit that a backup will be made. The answer is the end of the audit's chains.",
+            {200: AuditHeads},
+            (*_BODY, 429),
+            body=BackupBody,
+            is_body_needed=True,
+        ),
+        ("GET", "/v1/audit"): Operation(
+            "listAudit",
+            Scope.OPERATE,
+            "List the rows of the audit, the newest first.",
+            {200: AuditPage},
+            query=("principal", "action", "target", "outcome", "since_audit", "until", "limit", "audit_cursor"),
+        ),
+        ("GET", "/v1/audit/head"): Operation(
+            "getAuditHead",
+            Scope.READ,
+            "Show the last row of each of the audit's chains. A stored copy proves later that no row was changed.",
+            {200: AuditHeads},
         ),
         ("GET", "/v1/tap"): Operation(
             "streamBusMessages",

@@ -13,6 +13,7 @@ from .token import Grant
 
 DROPPED_BYTES_MAX: Final = 64 * 1024 * 1024  # of refused bodies on one connection
 LINGER_S: Final = 2.0  # how long a client may go on sending after its last answer
+STRANGER: Final = ""  # the owner of a connection without a valid token
 TOGETHER_BYTES_MAX: Final = 64 * 1024  # a larger body is sent separately from its head, to avoid a copy
 
 
@@ -25,8 +26,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.access_log = False
         self.is_too_slow = False
+        self.first_bytes = b""  # read before there was a protocol
         self.user_grant: Grant | None = None  # on the Unix socket: of the client's user
+        self.answer_left = 0
         self._open = open_connections
+        self._owner = STRANGER
+        self._postponed: tuple[RequestResponseCycle, Any] | None = None
         self._limits = open_connections.limits
         self._running: RequestResponseCycle | None = None  # `cycle` may be of a later request
         self._in_head = True
@@ -46,6 +51,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self._limits.head_s, self._on_slow_head)
         self._open.opened(self)
         self.user_grant = local_socket.grant_of(transport)
+        if self.first_bytes:
+            self.data_received(self.first_bytes)
+            self.first_bytes = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -56,11 +64,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
-        if self.scope is not None:
-            self.scope.pop(CONNECTION, None)  # type: ignore[typeddict-item]  # a cycle of references
+        self._unset_keepalive_if_required()  # uvicorn leaves it, and with it the connection, after a reset
+        self._postponed = None
+        self._break_cycles()
 
-    def present_token(self) -> None:
-        """A request of this connection has a valid token."""
+    def _break_cycles(self) -> None:
+        """End the references in circles, so that no garbage collection is needed to free the connection."""
+        if self.scope is not None:
+            self.scope.pop(CONNECTION, None)  # type: ignore[typeddict-item]
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                cycle.transport = self.transport  # instead of the wrapper, which refers to the cycle
+        if hasattr(self.transport, "_read_ready_cb"):
+            self.transport._read_ready_cb = None  # a method of asyncio's transport itself
+
+    def present_token(self, name: str) -> None:
+        """A request of this connection has a valid token with this name."""
+        self._owner = name
         self._open.known(self)
 
     def abort(self) -> None:
@@ -127,6 +147,10 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start a request. One answer at a time waits for its client, so the next request starts after it."""
+        if self.flow.write_paused:
+            self._postponed = cycle, app
+            return
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -195,16 +219,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+        if self._postponed is not None and not self.transport.is_closing():
+            postponed, self._postponed = self._postponed, None
+            self._start_asgi_task(*postponed)
+
+    def _left(self) -> int:
+        return self.transport.get_write_buffer_size() + self.answer_left
 
     def _watch_answer(self) -> None:
-        size = self.transport.get_write_buffer_size()
-        self._open.unread(self, size)
+        size = self._left()
+        self._open.unread(self, self._owner, size)
         self._stalled = self.loop.call_later(self._limits.unread_s, self._check_answer, size)
 
     def _check_answer(self, size_before: int) -> None:
         """Close the connection if the client has accepted no byte since. Nothing was added meanwhile: a stream pauses
         with the first chunk that is not accepted at once."""
-        if self.transport.get_write_buffer_size() >= size_before:
+        if self._left() >= size_before:
             self._open.refusals.count("stalled_answer")
             self.abort()
         else:

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.core.why import skipped_because
@@ -373,9 +373,14 @@ def _label(text: str | None) -> tuple[str, str] | None:
 
 
 def _since(text: str | None) -> int | None:
+    return time_of("since", text)
+
+
+def time_of(name: str, text: str | None) -> int | None:
+    """The time of this member of a query, in milliseconds; None if the query lacks it."""
     if text is None:
         return None
     since_ms = parse_rfc3339(text)
     if since_ms is None:
-        raise HttpProblem(400, "bad_query", f"`since` is {text[:64]!r}: it must have the form 2026-11-18T10:00:00Z")
+        raise HttpProblem(400, "bad_query", f"`{name}` is {text[:64]!r}: it must have the form 2026-11-18T10:00:00Z")
     return since_ms

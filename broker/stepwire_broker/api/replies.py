@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ from .http_problems import HttpProblem
 
 JSON: Final = b"application/json"
 PROBLEM: Final = b"application/problem+json"
+PIECE_BYTES: Final = 128 * 1024  # of a body: the rest is sent when the client has accepted most of this
 
 encode: Final = msgspec.json.Encoder().encode
 log: Final = structlog.get_logger("stepwire.api")
@@ -31,24 +33,51 @@ class Stream(NamedTuple):
     content_type: bytes
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": reply.status,
-            "headers": [
-                (b"content-type", reply.content_type),
-                (b"content-length", b"%d" % len(reply.body)),
-                *_SECURITY,
-                *reply.headers,
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": reply.body})
+async def send_reply(send: Send, reply: Reply, client: "ReplyClient | None" = None) -> None:
+    """Send a reply. `client` must be given for a body that may have more than PIECE_BYTES."""
+    await send({"type": "http.response.start", "status": reply.status, "headers": _headers(reply)})
+    if len(reply.body) > PIECE_BYTES:
+        assert client is not None
+        client.begin_large_answer()
+        left = memoryview(reply.body)
+        while left:
+            piece, left = left[:PIECE_BYTES], left[PIECE_BYTES:]
+            client.answer_left(len(left))
+            await send({"type": "http.response.body", "body": piece, "more_body": bool(left)})
+    else:
+        await send({"type": "http.response.body", "body": reply.body})
+
+
+def _headers(reply: Reply) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", reply.content_type),
+        (b"content-length", b"%d" % len(reply.body)),
+        *_SECURITY,
+        *reply.headers,
+    ]
 
 
 async def send_problem(send: Send, problem: HttpProblem) -> None:
-    await send_reply(send, Reply(problem.status, encode(problem.document()), PROBLEM, problem.headers))
+    await send_reply(send, problem_reply(problem))
+
+
+def problem_reply(problem: HttpProblem) -> Reply:
+    return Reply(problem.status, encode(problem.document()), PROBLEM, problem.headers)
+
+
+def closing_answer(reply: Reply) -> bytes:
+    """The reply as it travels, on a connection that is closed after it."""
+    lines = [b"HTTP/1.1 %d %s" % (reply.status, HTTPStatus(reply.status).phrase.encode())]
+    lines += [name + b": " + value for name, value in (*_headers(reply), (b"connection", b"close"))]
+    return b"\r\n".join((*lines, b"", reply.body))
+
+
+class ReplyClient(Protocol):
+    """The client of a reply."""
+
+    def begin_large_answer(self) -> None: ...
+
+    def answer_left(self, size: int) -> None: ...
 
 
 class StreamClient(Protocol):

@@ -17,14 +17,17 @@ class RequestCounts:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str, int], int] = {}
 
+    def count(self, route: str, method: str, status: int) -> None:
+        key = (route, method, status)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
     def counting(self, scope: ASGIScope, send: Send) -> Send:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 resource = scope.get("endpoint")
                 route = resource.path if isinstance(resource, Resource) else NO_ROUTE
                 method = scope["method"] if scope["method"] in _METHODS else "other"
-                key = (route, method, message["status"])
-                self.counts[key] = self.counts.get(key, 0) + 1
+                self.count(route, method, message["status"])
             await send(message)
 
         return counted

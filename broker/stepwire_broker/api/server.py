@@ -4,21 +4,24 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvicorn
 
-from . import access, token_watch
+from . import access, health, token_watch
+from .acceptor import STRANGERS, Acceptor, Answers, MakeProtocol
 from .app import Application
 from .connections import HttpConnections
 from .engine_port import EnginePort
 from .limits import HttpLimits, limits_of
 from .listening import BACKLOG, Listeners, address_of
 from .protocol import BoundedProtocol
+from .replies import closing_answer, problem_reply
+from .shares import OF_BROKER
 from .token import Tokens
 
 KEEP_ALIVE_S: Final = 75
@@ -39,11 +42,29 @@ class Server:
         listen_host = None if listen is None else address_of(listen)[0]
         hosts = access.names_of(listen_host, broker.settings.http.hosts)
         self.url = listeners.url
-        application = access.AccessControl(self._application.routes, tokens, hosts, self._application.requests)
+        application = access.AccessControl(
+            self._application.routes,
+            tokens,
+            hosts,
+            self._application.requests,
+            is_strict=broker.settings.security.strict,
+        )
         self._tokens = tokens
         self._watching: asyncio.Task[None] | None = None
-        self._uvicorn = _Uvicorn(_config(application, self._application.connections))
+        self._uvicorn = _Uvicorn(_config(application, self._application.connections), self._accept)
         self._serving: asyncio.Task[None] | None = None
+
+    def _accept(self, listener: socket.socket, make_protocol: MakeProtocol) -> Acceptor:
+        requests, shares = self._application.requests, self._application.shares
+        surplus = shares.problem(
+            STRANGERS, OF_BROKER, f"{shares.limits.strangers_per_s} new connections per second without a token"
+        )
+        answers = Answers(
+            alive=closing_answer(health.ALIVE),
+            on_alive=partial(requests.count, health.LIVEZ, "GET", 200),
+            refused=closing_answer(problem_reply(surplus)),
+        )
+        return Acceptor(listener, make_protocol, self._application.connections, self._tokens, answers)
 
     async def start(self) -> None:
         context = copy_context()
@@ -57,7 +78,7 @@ class Server:
             self._serving.result()
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
-        watching = token_watch.watch(self._tokens, self._application.shares)
+        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
         self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
 
     def stop_waiting(self) -> None:
@@ -104,14 +125,31 @@ logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the broker, and sets `ready` when it serves."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor]) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._accept = accept
+        self._acceptors: list[Acceptor] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
-        await super().startup(sockets)
+        assert sockets is not None
+        local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
+        await super().startup(local)
+        self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
         self.ready.set()
+
+    async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self, first_bytes: bytes) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        protocol: BoundedProtocol = make(config=self.config, **state, _loop=asyncio.get_running_loop())
+        protocol.first_bytes = first_bytes
+        return protocol

@@ -13,6 +13,7 @@ from .http_problems import HttpProblem
 from .limits import MIB, HttpLimits
 from .refusals import Refusals
 from .token import Grant
+from .token_rate import Allowances, retry_after_ms
 
 RETRY_AFTER_MS: Final = 1_000
 OF_BROKER: Final = "the broker"
@@ -49,9 +50,12 @@ class Shares:
         self._taken = dict.fromkeys(Purpose, 0)
         self._owned: dict[str, _Owned] = {}
         self._open: set[OpenRequest] = set()
+        self.allowances = Allowances()
 
     def enter(self, grant: Grant, purpose: Purpose) -> "OpenRequest":
         """Take a slot. Raises HttpProblem. The caller calls `leave` when the request is answered."""
+        for what in ("requests", "bytes"):
+            self.check_rate(grant, what)
         owned = self._owned.setdefault(grant.name, _Owned())
         try:
             if owned.requests >= self.limits.requests_each:
@@ -67,7 +71,15 @@ class Shares:
         owned.requests += 1
         request = OpenRequest(self, grant, owned, slot)
         self._open.add(request)
+        self.allowances.pay(grant.name, grant.rate, "requests", 1)
         return request
+
+    def check_rate(self, grant: Grant, what: str) -> None:
+        """Raise HttpProblem if the token has used more of this than its rate allows."""
+        wait_s = self.allowances.wait_s(grant.name, grant.rate, what)
+        if wait_s > 0:
+            most = f"{getattr(grant.rate, what)} {what} per second"
+            raise self.over(f"{what}_per_s_of_token", grant.name, most, retry_after_ms(wait_s))
 
     def end_revoked(self, is_valid: Callable[[Grant], bool]) -> None:
         """End the open requests whose token is not valid any longer."""
@@ -75,16 +87,20 @@ class Shares:
             if not is_valid(request.grant):
                 request.revoke()
 
-    def over(self, limit: str, owner: str, most: str) -> HttpProblem:
+    def over(self, limit: str, owner: str, most: str, retry_after_ms: int = RETRY_AFTER_MS) -> HttpProblem:
         """The refusal of a request that would exceed a limit, which is counted."""
         self.refusals.count(limit)
+        return self.problem(limit, owner, most, retry_after_ms)
+
+    @staticmethod
+    def problem(limit: str, owner: str, most: str, retry_after_ms: int = RETRY_AFTER_MS) -> HttpProblem:
         whose = owner if owner == OF_BROKER else f"the token {owner!r}"
         return HttpProblem(
             429,
             "overloaded",
             f"{whose} has reached a limit: {most}",
             "send the request again later" if owner == OF_BROKER else "use fewer parallel requests, or another token",
-            retry_after_ms=RETRY_AFTER_MS,
+            retry_after_ms=retry_after_ms,
             limit=limit,
             owner=owner,
         )
@@ -97,17 +113,36 @@ class Shares:
 class OpenRequest:
     """One request, from its admission to its answer."""
 
-    __slots__ = ("_body_bytes", "_is_stream", "_owned", "_revoked", "_shares", "_slot", "grant", "is_revoked")
+    __slots__ = (
+        "_body_bytes",
+        "_is_stream",
+        "_is_waiting",
+        "_owned",
+        "_revoked",
+        "_shares",
+        "_slot",
+        "grant",
+        "is_revoked",
+    )
 
     def __init__(self, shares: Shares, grant: Grant, owned: _Owned, slot: Purpose) -> None:
         self.grant = grant
         self.is_revoked = False
         self._shares = shares
         self._owned = owned
-        self._slot: Purpose | None = slot  # None: the request waits
+        self._slot: Purpose | None = slot  # None: the request waits, or its answer is being sent
+        self._is_waiting = False
         self._is_stream = False
         self._body_bytes = 0
         self._revoked: asyncio.Future[None] | None = None
+
+    def pay(self, what: str, amount: int) -> None:
+        """Count what the request has used towards the rate of its token."""
+        self._shares.allowances.pay(self.grant.name, self.grant.rate, what, amount)
+
+    def check_rate(self, what: str) -> None:
+        """Raise HttpProblem if the token has used more of this than its rate allows."""
+        self._shares.check_rate(self.grant, what)
 
     def wait(self) -> None:
         """From now on the request only waits: it leaves its slot. Raises HttpProblem."""
@@ -122,6 +157,13 @@ class OpenRequest:
         self.release_body()
         shares.waits += 1
         owned.waits += 1
+        self._is_waiting = True
+
+    def answer(self) -> None:
+        """From now on the request only waits until its client has accepted the answer."""
+        if self._slot is not None:
+            self._leave_slot()
+        self.release_body()
 
     def stream(self) -> None:
         """From now on the request is a stream. Raises HttpProblem."""
@@ -169,7 +211,7 @@ class OpenRequest:
         shares, owned = self._shares, self._owned
         if self._slot is not None:
             self._leave_slot()
-        else:
+        if self._is_waiting:
             shares.waits -= 1
             owned.waits -= 1
         if self._is_stream:

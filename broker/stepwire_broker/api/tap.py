@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 from stepwire_broker.timestamps import rfc3339
 
+from .audit_notes import AuditNotes
 from .engine_port import EnginePort
 from .enumerations import Direction
 from .http import HttpCall
@@ -54,8 +55,9 @@ class Dropped(Struct, frozen=True):
 class TapStreams:
     """All clients of the tap: counted, and ended when the broker stops."""
 
-    def __init__(self, broker: EnginePort) -> None:
+    def __init__(self, broker: EnginePort, notes: AuditNotes) -> None:
         self._broker = broker
+        self._notes = notes
         self._queues: set[Queue] = set()
 
     async def stream(self, call: HttpCall) -> Stream:
@@ -68,19 +70,20 @@ class TapStreams:
             names_task = await self._of_task(query["task"])
             of_topic = shows
             shows = lambda entry: of_topic(entry) and names_task(entry)  # noqa: E731
-        return Stream(self._events(shows), EVENT_STREAM)
+        return Stream(self._events(shows, lambda: self._notes.tapped(call.grant, query.get("topic"))), EVENT_STREAM)
 
     def close(self) -> None:
         for queue in self._queues:
             queue.close()
 
-    async def _events(self, shows: "Callable[[TapEntry], bool]") -> AsyncIterator[bytes]:
+    async def _events(self, shows: "Callable[[TapEntry], bool]", note: Callable[[], None]) -> AsyncIterator[bytes]:
         queue = Queue()
         self._queues.add(queue)
         remove = self._broker.add_tap(queue.put)
         try:
             yield b": the messages of the bus\n\n"
             while not queue.closed:
+                note()
                 entries, dropped = await queue.take(KEEP_ALIVE_S)
                 lines = [_event(b"message", encode(_message(entry))) for entry in entries if shows(entry)]
                 if dropped:

@@ -128,7 +128,14 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
-    return await call.ask(requests.submission(tasks), TasksSubmitted)
+    """Store the tasks. The rate of the token counts the steps of new tasks."""
+    call.open_request.check_rate("steps")
+    stored = await call.ask(requests.submission(tasks), TasksSubmitted)
+    if call.open_request.grant.rate.steps is not None:
+        new = (task_id for task_id, is_new in zip(stored.task_ids, stored.created, strict=True) if is_new)
+        lives = (core_views.live_task(call.broker, task_id) for task_id in new)
+        call.open_request.pay("steps", sum(1 if live is None else live.steps for live in lives))
+    return stored
 
 
 def _key(call: HttpCall) -> str | None:

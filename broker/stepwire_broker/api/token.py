@@ -25,6 +25,8 @@ from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
+from .token_rate import UNLIMITED, Rate, RateError, read_rate
+
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
 MORE_TOKENS_FILE: Final = STATE_DIR / "tokens"
@@ -33,7 +35,7 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "expires")
+MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "rate", "expires")
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
 _HASHED: Final = "sha256:"
@@ -56,11 +58,17 @@ class Grant(NamedTuple):
     handlers: tuple[str, ...] = (patterns.ANY,)
     labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
     sessions: int = SESSIONS_DEFAULT
+    rate: Rate = UNLIMITED
 
     @property
     def author(self) -> str:
         """The token in the history and in log lines. An unnamed one is identified as in `stepwire token list`."""
         return self.name if self.is_named else f"sha256:{self.digest.hex()[:12]}"
+
+    @property
+    def via_text(self) -> str:
+        """How the caller was identified, as rows of the audit name it."""
+        return "token" if self.digest else "socket"
 
     @property
     def of_workers(self) -> principal.Grant:
@@ -77,6 +85,15 @@ class Grant(NamedTuple):
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
+class TokenChange(NamedTuple):
+    """A difference between the token files before and after they were read again."""
+
+    action: str  # `token_added`, `token_changed` or `token_revoked`
+    name: str
+    digest: str  # the beginning of the token's digest
+    scopes: frozenset[Scope]
+
+
 class Line(NamedTuple):
     """A line of a token file."""
 
@@ -87,10 +104,14 @@ class Line(NamedTuple):
 class Tokens:
     """The tokens that the API accepts. `reload` reads the files again and replaces all tokens, or none."""
 
-    def __init__(self, file: Path, *more: Path) -> None:
+    def __init__(self, file: Path, *more: Path, is_strict: bool = False) -> None:
+        """`is_strict`: every token expires and none has the scope admin. There may be no token, because the broker's
+        own user needs none on the Unix socket."""
         self.file = file  # the file of the token that clients on the same machine use
+        self._is_strict = is_strict
         self._more = more
         self._unreported: TokenError | None = None
+        self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
         self._lines = self._read()
         self.is_new = False  # True: this start has generated the token
@@ -132,8 +153,14 @@ class Tokens:
     def reload(self) -> int:
         """Read the files again. Returns the number of tokens. After a TokenError the previous tokens stay valid."""
         self._stamps = self._read_stamps()
-        self._lines = self._read()
+        before, self._lines = self._lines, self._read()
+        self._changes += _changes(before, self._lines)
         return len(self._lines)
+
+    def take_changes(self) -> list[TokenChange]:
+        """The changes of tokens since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def refresh(self) -> bool:
         """Read the files again if one of them has changed, and return whether one has. Raises TokenError once for each
@@ -158,20 +185,38 @@ class Tokens:
         return [_stamp(path) for path in (self.file, *self._more)]
 
     def _read(self) -> tuple[Line, ...]:
-        lines = read_lines(self.file)
-        if not lines:
+        lines = [] if self._is_strict and not self.file.exists() else read_lines(self.file)
+        if not lines and not self._is_strict:
             raise TokenError(f"{self.file} holds no token: write one per line")
+        _check_strict(self.file, lines if self._is_strict else [])
         for path in self._more:
-            lines += read_lines(path) if path.exists() else []
+            more = read_lines(path) if path.exists() else []
+            _check_strict(path, more if self._is_strict else [])
+            lines += more
         return tuple(lines)
 
 
-def open_tokens(tokens_file: str | None) -> Tokens:
-    """The tokens of `http.tokens_file`. Without this setting: the generated token in the state directory, and the
-    tokens of `stepwire token new`."""
+def _changes(before: tuple[Line, ...], after: tuple[Line, ...]) -> list[TokenChange]:
+    """The differences, by the names of the tokens."""
+    old, new = ({line.grant.author: line.grant for line in lines} for lines in (before, after))
+    changes = []
+    for name in dict.fromkeys((*old, *new)):
+        grant = new.get(name, old.get(name))
+        if old.get(name) == new.get(name) or grant is None:
+            continue
+        action = "token_added" if name not in old else "token_changed" if name in new else "token_revoked"
+        changes.append(TokenChange(action, name, grant.digest.hex()[:12], grant.scopes))
+    return changes
+
+
+def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
+    """The tokens of `http.tokens_file`. Without this setting: the tokens of `stepwire token new`, and the generated
+    token in the state directory, which `is_strict` refuses."""
     if tokens_file is not None:
-        return Tokens(Path(tokens_file))
+        return Tokens(Path(tokens_file), is_strict=is_strict)
     make_state_dir()
+    if is_strict:
+        return Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
@@ -214,12 +259,13 @@ def add_token(path: Path, grant: Grant) -> str:
 
 
 def work_members(grant: Grant) -> dict[str, str]:
-    """The members that limit the workers of a token, as in its line. Members with their default are left out."""
+    """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "rate": str(grant.rate),
     }
     without = Grant(grant.name, grant.scopes)
     return {name: text for name, text in members.items() if getattr(grant, name) != getattr(without, name)}
@@ -274,6 +320,33 @@ def make_state_dir(path: Path = STATE_DIR) -> None:
         raise TokenError(f"{path} belongs to the user {owner}: run this as that user, or in another directory")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise TokenError(f"{path} can be read by others: chmod 700 {path}")
+
+
+def strict_refusal(grant: Grant) -> str | None:
+    """The reason why `security.strict` refuses such a token, and the remedy; None if it accepts the token."""
+    if Scope.ADMIN in grant.scopes:
+        return (
+            f"the token {grant.name!r} has the scope admin, which security.strict allows only to the broker's user on "
+            "the Unix socket: write other scopes into its line, as scopes=submit,operate"
+        )
+    if grant.expires_ms is None:
+        return (
+            f"the token {grant.name!r} never expires, which security.strict refuses: add expires=2027-01-01T00:00:00Z "
+            "to its line, or revoke it and create one with --expires 90d"
+        )
+    return None
+
+
+def _check_strict(path: Path, lines: list[Line]) -> None:
+    if lines and path == TOKEN_FILE:
+        raise TokenError(
+            f"{path} holds a token with every scope that never expires, which security.strict refuses: remove the "
+            "file; commands of this user need no token on the Unix socket"
+        )
+    for line in lines:
+        refusal = strict_refusal(line.grant)
+        if refusal is not None:
+            raise TokenError(f"{path}: {refusal}")
 
 
 def read_private(path: Path) -> str:
@@ -361,6 +434,11 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         if not (members["sessions"].isascii() and members["sessions"].isdigit()):
             raise TokenError(f"{where}: sessions={members['sessions']}: it must be a number")
         grant = grant._replace(sessions=int(members["sessions"]))
+    if "rate" in members:
+        try:
+            grant = grant._replace(rate=read_rate(members["rate"]))
+        except RateError as error:
+            raise TokenError(f"{where}: rate: {error}") from None
     return grant
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 import structlog
 
+from .audit_notes import AuditNotes
 from .shares import Shares
 from .token import TokenError, Tokens
 
@@ -13,7 +14,7 @@ CHECK_S: Final = 2.0
 log: Final = structlog.get_logger("stepwire.api")
 
 
-async def watch(tokens: Tokens, shares: Shares) -> None:
+async def watch(tokens: Tokens, shares: Shares, notes: AuditNotes) -> None:
     """Until cancelled: read changed token files again, and end the waits and streams of tokens that are not valid."""
     while True:
         await asyncio.sleep(CHECK_S)
@@ -22,4 +23,6 @@ async def watch(tokens: Tokens, shares: Shares) -> None:
                 log.info("tokens_changed")
         except TokenError as error:
             log.warning("tokens_refused", error=str(error))
+        if changes := tokens.take_changes():
+            notes.tokens_changed(changes)
         shares.end_revoked(tokens.is_valid)

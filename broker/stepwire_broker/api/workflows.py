@@ -35,7 +35,8 @@ async def apply(call: HttpCall) -> Reply:
         workflow = await read(body, call.broker.settings.limits)
     except (definition_files.DocumentError, InvalidWorkflow) as error:
         raise HttpProblem(400, "invalid_workflow", str(error)) from None
-    done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate), Applied)
+    by, via = call.operator, call.via
+    done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate, by=by, via=via), Applied)
     warnings = [*of_document(workflow), *core_views.handler_warnings(call.broker, workflow)]
     applied = WorkflowApplied(done.workflow_id, done.namespace, done.name, done.version, done.created, warnings)
     return Reply(201 if done.created else 200, encode(applied))
@@ -60,7 +61,8 @@ async def activate(call: HttpCall) -> Reply:
     version = query.get("version")
     if version is None:
         raise HttpProblem(400, "bad_query", "`version` is missing", "name the version to activate")
-    done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version), Applied)
+    by, via = call.operator, call.via
+    done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version, by=by, via=via), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
 
 

@@ -20,4 +20,5 @@ class Admission(Struct, frozen=True):
     uids: Mapping[int, str] = {}
     anonymous: str | None = None  # the principal of tcp connections without CURVE; None: they are refused
     refused_keys: Mapping[bytes, ZapVerdict] = {}  # known keys without access: expired or revoked
+    refused_uids: Mapping[int, ZapVerdict] = {}  # the same for users of this host
     blocked: frozenset[str] = frozenset()  # principals that are refused for a while

@@ -145,8 +145,13 @@ def _of_key(admission: Admission, request: list[bytes]) -> ZapVerdict:
 def _of_user(admission: Admission, request: list[bytes]) -> ZapVerdict:
     """The kernel supplies the uid of an ipc peer: the address is `localhost:<uid>:<gid>:<pid>`."""
     parts = request[3].split(b":")
-    principal = admission.uids.get(int(parts[1])) if len(parts) == 4 and parts[1].isdigit() else None
-    return ZapVerdict(principal) if principal is not None else ZapVerdict(reason="unknown_user")
+    if len(parts) != 4 or not parts[1].isdigit():
+        return ZapVerdict(reason="unknown_user")
+    uid = int(parts[1])
+    principal = admission.uids.get(uid)
+    if principal is not None:
+        return ZapVerdict(principal)
+    return admission.refused_uids.get(uid, ZapVerdict(reason="unknown_user"))
 
 
 def _of_anyone(admission: Admission, request: list[bytes]) -> ZapVerdict:

@@ -15,6 +15,7 @@ OF_WORKER: Final = frozenset(
     for name in (
         *("NAME", "SLOTS", "LABELS", "HANDLER_VERSION"),
         *("CURVE_SERVER_KEY", "CURVE_PUBLIC_KEY", "CURVE_SECRET_KEY", "CURVE_FILE"),
+        *("SECRETS_DIR", "SEAL_KEYS_FILE"),
     )
 )
 

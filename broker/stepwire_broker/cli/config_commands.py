@@ -70,10 +70,11 @@ def check(settings: "Settings") -> None:
 
     check_database(settings)
     try:
-        check_listen(settings.http)
+        is_strict = settings.security.strict
+        check_listen(settings.http, is_strict=is_strict)
         if settings.http.tokens_file is not None:
-            Tokens(Path(settings.http.tokens_file))
-        read_endpoints(settings.bus, is_strict=settings.security.strict)
+            Tokens(Path(settings.http.tokens_file), is_strict=is_strict)
+        read_endpoints(settings.bus, is_strict=is_strict)
         Executors(settings).configure()
         router.check(settings.execution, known(settings))
     except (ListenError, TokenError, EndpointRefused, CannotStart, BadExecutor) as error:

@@ -50,8 +50,8 @@ def status(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
-    settings, path = _database(options)
-    with _refusals(), closing(backup.open_stored(path)) as connection:
+    settings, path = database_of(options)
+    with refusals(), closing(backup.open_stored(path)) as connection:
         status = read(connection, path.absolute(), settings.retention, _now_ms())
     lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))
     output.one(options, status, lines, indent=LABEL_WIDTH)
@@ -109,8 +109,8 @@ def check(options: Options, sample: int | None) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.check import check as run
 
-    _, path = _database(options)
-    with _refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
+    _, path = database_of(options)
+    with refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
         checked = run(connection, sample, lambda done, total: show("tasks replayed", done, total))
     sentences = [*checked.findings, *(["there may be more findings"] if checked.is_cut else [])]
     extent = f"{counted(checked.tasks, 'task')}, {checked.tasks_replayed} replayed from their history"
@@ -131,11 +131,38 @@ def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
     from stepwire_broker.store.sqlite.backup import backup as make
 
-    _, path = _database(options)
-    with _refusals(), _bars(options) as show:
+    settings, path = database_of(options)
+    with refusals():
+        is_recorded = _record_backup(options, settings.broker.id, path, file)
+    with refusals(), _bars(options) as show:
         made = make(path, file, wall_ms=_now_ms(), progress=show)
     output.one(options, made, f"{file}: {_size(made.bytes)}, in {made.took_ms / 1000:.1f} s, complete and checked")
+    if not is_recorded:
+        output.note(options, "the running broker could not be reached, so the audit has no row about this backup")
     output.note(options, f"to restore it, stop the broker and run: stepwire db restore {file}")
+
+
+def _record_backup(options: Options, broker_id: str, path: Path, file: Path) -> bool:
+    """Record the backup before it is made, so that it contains its own row: by the broker that has the database open,
+    or by this command. Returns False if that broker cannot be reached."""
+    from stepwire.client import ClientError
+
+    from stepwire_broker.store.sqlite.backup import record_backup
+    from stepwire_broker.store.sqlite.opening import holder
+
+    from .connection import open_client
+
+    if file.exists() or not path.exists():
+        return True  # `make` refuses
+    if holder(path) is None:
+        record_backup(path, broker_id, file, _now_ms())
+        return True
+    try:
+        with open_client(options) as client:
+            client.record_backup(str(file))
+    except (ClientError, Failure):
+        return False
+    return True
 
 
 @db.command()
@@ -150,7 +177,7 @@ def restore(options: Options, file: Path) -> None:
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.restore import restore as put_back
 
-    settings, path = _database(options)
+    settings, path = database_of(options)
     process = holder(path)
     if process is not None:
         raise Failure(
@@ -161,7 +188,7 @@ def restore(options: Options, file: Path) -> None:
     question = f"Replace {path} by {file}? The restored database does not know what happened after the backup."
     if path.exists() and not confirmation.confirm(options, question):
         leave(Exit.FAILURE)
-    with _refusals(), _bars(options) as show:
+    with refusals(), _bars(options) as show:
         restored = put_back(
             file,
             path,
@@ -229,8 +256,8 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
 
     from . import logs
 
-    settings, path = _database(options)
-    with _refusals():
+    settings, path = database_of(options)
+    with refusals():
         with closing(backup.open_stored(path)) as connection:
             count = expired(connection, settings.retention, _now_ms())
             if dry_run:
@@ -288,8 +315,8 @@ def upgrade(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
-    _, path = _database(options)
-    with _refusals(), closing(backup.open_stored(path)) as connection:
+    _, path = database_of(options)
+    with refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
     text = f"{path} has schema {at}, the one that this program expects"
     if at != HEAD:
@@ -300,7 +327,7 @@ def upgrade(options: Options) -> None:
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _database(options: Options) -> "tuple[Settings, Path]":
+def database_of(options: Options) -> "tuple[Settings, Path]":
     from stepwire_broker.store.errors import StoreRefused
     from stepwire_broker.store.sqlite.opening import path_of
 
@@ -312,7 +339,7 @@ def _database(options: Options) -> "tuple[Settings, Path]":
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Turn an error of the store into a Failure with the matching exit code."""
     from stepwire_broker.store.errors import InUse, NotThere, StoreRefused, WouldReplace
 

@@ -1,7 +1,6 @@
 """`stepwire doctor`: checks the installation and the broker. Each finding is one sentence with a remedy."""
 
 import os
-import resource
 import shutil
 import socket
 import sqlite3
@@ -17,11 +16,11 @@ from stepwire.client import Client, ClientError
 
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
-from stepwire_broker.open_files import connections_of_bus, files_for_bus
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_keys, output
+from . import config_commands, doctor_audit, doctor_keys, doctor_posture, output
 from .connection import address, open_client
+from .doctor_posture import BUS_KEYS
 from .failure import Exit, Failure, leave
 from .finding import Finding
 from .options import Options, StepwireCommand
@@ -37,7 +36,6 @@ SQLITE_WAL_RESET_FIXED: Final = (3, 51, 3)
 DISK_FREE_RED_BYTES: Final = 64 * 1024 * 1024
 DISK_FREE_LOW_BYTES: Final = 1024 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 2.0
-BUS_KEYS: Final = ("bus.steps", "bus.results")
 
 # A worker elsewhere, or in the broker's process: nothing is wrong.
 _EXPECTED_REASONS: Final = frozenset({"it runs on another host", "it is not connected to the bus"})
@@ -75,8 +73,9 @@ def examine(options: Options) -> Iterator[Finding]:
     settings = loaded.settings
     yield from endpoints(settings)
     yield from files(settings)
-    yield from posture(settings)
+    yield from doctor_posture.of_settings(settings)
     yield from doctor_keys.keys(settings.bus)
+    yield from doctor_audit.audit(settings)
     yield from broker(options, loaded)
 
 
@@ -138,7 +137,7 @@ def endpoints(settings: Settings) -> Iterator[Finding]:
         except EndpointRefused as error:
             yield Finding("red", "bus.steps", str(error))
     try:
-        check_listen(settings.http)
+        check_listen(settings.http, is_strict=is_strict)
     except ListenError as error:
         yield Finding("red", "http.listen", str(error))
     else:
@@ -153,7 +152,10 @@ def files(settings: Settings) -> Iterator[Finding]:
     from stepwire_broker.store.sqlite.opening import path_of
 
     private: dict[str, Path] = {"state directory": STATE_DIR}
-    private["token"] = Path(settings.http.tokens_file) if settings.http.tokens_file else TOKEN_FILE
+    if settings.http.tokens_file is not None:
+        private["token"] = Path(settings.http.tokens_file)
+    elif not settings.security.strict:
+        private["token"] = TOKEN_FILE
     try:
         database = path_of(settings.database.url)
     except StoreRefused as error:
@@ -228,42 +230,6 @@ def _disk(database: Path) -> Iterator[Finding]:
         yield Finding("warning", "disk", shown, todo)
     else:
         yield Finding("ok", "disk", shown)
-
-
-def posture(settings: Settings) -> Iterator[Finding]:
-    """Which users and hosts can read steps and send results."""
-    bus, http = settings.bus, settings.http
-    over_tcp = [key for key in BUS_KEYS if _is_open_tcp(settings, key)]
-    if over_tcp and bus.allow_insecure:
-        todo = "listen on 127.0.0.1 or on ipc paths, or make sure that you control this network"
-        text = f"{' and '.join(over_tcp)}: every host on the network can read all steps and send results"
-        yield Finding("warning", "bus", text, todo)
-    elif over_tcp:
-        text = f"{' and '.join(over_tcp)}: every user of this host can read all steps and send results"
-        todo = "use ipc paths, or create keys: stepwire keys init"
-        yield Finding("warning", "bus", text, todo)
-    else:
-        yield Finding("ok", "bus", "only this user and principals with a client file can connect")
-    if http.allow_insecure:
-        text = "http.allow_insecure is set: tokens may travel unencrypted"
-        yield Finding("warning", "http", text, "terminate TLS in a proxy")
-    else:
-        yield Finding("ok", "http", "requests need a token, and only this host can connect")
-    if os.geteuid() == 0:
-        todo = "run the broker as a user of its own"
-        yield Finding("warning", "user", "this process runs as root, which a broker does not need", todo)
-    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # `serve` raises its own limit to this one
-    connections = connections_of_bus(bus.max_connections, open_files)
-    if connections < bus.max_connections:
-        todo = f"ulimit -n {files_for_bus(bus.max_connections)}, or LimitNOFILE= in the systemd unit"
-        text = f"a process may open {open_files} files: enough for {connections} connections of the bus"
-        yield Finding("warning", "open files", f"{text}, fewer than bus.max_connections", todo)
-
-
-def _is_open_tcp(settings: Settings, key: str) -> bool:
-    """True if a connection over tcp needs no key."""
-    endpoints = listed(loader.value_of(settings, key))
-    return settings.bus.curve.secret_file is None and any(one.startswith("tcp://") for one in endpoints)
 
 
 def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:

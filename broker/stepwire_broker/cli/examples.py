@@ -22,6 +22,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "# one broker with the handlers of a Python module",
         "stepwire serve --with-handlers shop.worker",
     ),
+    "exec-worker": ("stepwire exec-worker -c programs.yaml",),
     "workflow": ("stepwire workflow validate order.yaml", "stepwire workflow apply order.yaml"),
     "workflow activate": ("stepwire workflow activate shop::order 2",),
     "workflow apply": (

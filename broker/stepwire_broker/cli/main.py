@@ -31,6 +31,7 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
             "new": f"{_HERE}.new:new",
             "dev": f"{_HERE}.dev:dev",
             "serve": f"{_HERE}.serve:serve",
+            "exec-worker": f"{_HERE}.exec_worker:exec_worker",
         },
         "Workflows and tasks": {
             "workflow": f"{_HERE}.workflow:workflow",
@@ -51,6 +52,7 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
             "token": f"{_HERE}.token:token",
             "keys": f"{_HERE}.keys:keys",
             "db": f"{_HERE}.db:db",
+            "audit": f"{_HERE}.audit:audit",
             "doctor": f"{_HERE}.doctor:doctor",
             "tap": f"{_HERE}.tap:tap",
             "bench": f"{_HERE}.bench:bench",

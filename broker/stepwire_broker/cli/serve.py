@@ -79,6 +79,7 @@ def serve(
             "use ipc:// (the default)",
         )
 
+    from stepwire_broker import large_blocks
     from stepwire_broker.open_files import raise_to_hard_limit
 
     from . import logs
@@ -87,6 +88,7 @@ def serve(
     raise_to_hard_limit()
     harden()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    large_blocks.return_when_free()
     code = asyncio.run(_serve(options, loaded, flags, modules))
     sys.exit(int(code))
 
@@ -139,11 +141,11 @@ def _open_http(settings: "Settings") -> "tuple[Tokens, Listeners]":
 
     try:
         # Before the socket exists: a command that finds the address also finds the token.
-        tokens = open_tokens(settings.http.tokens_file)
+        tokens = open_tokens(settings.http.tokens_file, is_strict=settings.security.strict)
     except TokenError as error:
         raise Failure(Exit.USAGE, str(error)) from None
     try:
-        return tokens, listen_everywhere(settings.http)
+        return tokens, listen_everywhere(settings.http, is_strict=settings.security.strict)
     except ListenError as error:
         tokens.discard()
         raise Failure(Exit.USAGE, str(error)) from None
@@ -334,13 +336,13 @@ def _print_ready(
         "listeners": [{"steps": pair.steps, "results": pair.results, "curve": pair.has_curve} for pair in pairs],
         "insecure": broker.insecure(),
         "database": hidden.without_password(settings.database.url),
-        "token_file": str(tokens.file),
+        "token_file": str(tokens.file) if tokens.file.exists() else None,
         "config": loaded.file and str(loaded.file),
     }
     if options.output == "text":
         text = (
             f"stepwire {facts['broker']} is ready: {url}, handlers connect to {_shown_listeners(pairs)},"
-            f" state in {facts['database']}, token in {facts['token_file']};{_shown_posture(broker.insecure())}"
+            f" state in {facts['database']}, {_shown_token(tokens)};{_shown_posture(broker.insecure())}"
             " next: stepwire workflow apply FILE, then stepwire task submit WORKFLOW"
         )
         click.echo(text)
@@ -351,6 +353,10 @@ def _print_ready(
 
 def _shown_listeners(pairs: "tuple[Bound, ...]") -> str:
     return ", or ".join(f"{pair.steps} and {pair.results}{' (with keys)' if pair.has_curve else ''}" for pair in pairs)
+
+
+def _shown_token(tokens: "Tokens") -> str:
+    return f"token in {tokens.file}" if tokens.file.exists() else "no token file: use the Unix socket"
 
 
 def _shown_posture(insecure: list[str]) -> str:

@@ -11,7 +11,16 @@ from typing import Final
 
 import click
 
-from stepwire_broker.api.token import Grant, TokenError, add_token, read_lines, revoke_token, tokens_file_of
+from stepwire_broker.api.token import (
+    Grant,
+    TokenError,
+    add_token,
+    read_lines,
+    revoke_token,
+    strict_refusal,
+    tokens_file_of,
+)
+from stepwire_broker.api.token_rate import Rate, RateError, read_rate
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.timestamps import rfc3339
 
@@ -50,6 +59,7 @@ def token() -> None:
 @click.option("--handlers", metavar="PATTERNS", help="Handlers that its workers may offer: shop::**,mail.send. [**]")
 @click.option("--labels", metavar="LABELS", help="Labels that its workers may have: region=eu,tier=*. [*=*]")
 @click.option("--sessions", metavar="N", type=click.IntRange(1), help="Number of its workers at the same time. [128]")
+@click.option("--rate", metavar="RATE", help="Maximum per second: requests=100,steps=1000,bytes=10MiB. [no limit]")
 @click.option("--expires", metavar="DURATION", help="Time until the token expires: 12h, 90d. [never]")
 @click.pass_obj
 def new(
@@ -60,6 +70,7 @@ def new(
     handlers: str | None,
     labels: str | None,
     sessions: int | None,
+    rate: str | None,
     expires: str | None,
 ) -> None:
     """Create a token and print it once: the file holds only its SHA-256. Logs and `token list` show NAME."""
@@ -77,6 +88,11 @@ def new(
         grant = grant._replace(labels=tuple(each.partition("=")[::2] for each in _parts("--labels", labels)))
     if sessions is not None:
         grant = grant._replace(sessions=sessions)
+    settings = load(options).settings
+    if settings.security.strict and (refusal := strict_refusal(grant)) is not None:
+        usage(refusal)
+    if rate is not None:
+        grant = grant._replace(rate=_rate(rate))
     file = _file(options)
     try:
         value = add_token(file, grant)
@@ -131,6 +147,13 @@ def _parts(option: str, text: str) -> tuple[str, ...]:
     if not parts or any(not PART.fullmatch(part) for part in parts):
         usage(f"{option} is {text!r}: it needs one or more parts without spaces, separated by commas")
     return parts
+
+
+def _rate(text: str) -> Rate:
+    try:
+        return read_rate(text)
+    except RateError as error:
+        usage(f"--rate: {error}")
 
 
 def _scopes(texts: tuple[str, ...]) -> frozenset[Scope]:

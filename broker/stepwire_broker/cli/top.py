@@ -170,10 +170,11 @@ def _progress_lines(snapshot: dict[str, Any]) -> list[str]:
 def _headline(snapshot: dict[str, Any]) -> str:
     state = "ready" if snapshot["ready"] else f"accepts no work: {', '.join(snapshot['reasons'])}"
     tasks = ", ".join(f"{_counted(count)} {name}" for name, count in snapshot["tasks"].items())
+    insecure = f" · insecure: {', '.join(snapshot['insecure'])}" if snapshot.get("insecure") else ""
     rate = sum(one["completed_per_s"] for one in snapshot["workers"])
     return (
         f"{state} · tasks: {tasks} · held steps: {_counted(snapshot['held_steps'])}"
-        f" · {counted(len(snapshot['workers']), 'worker')} · {rate:.1f} steps/s"
+        f" · {counted(len(snapshot['workers']), 'worker')} · {rate:.1f} steps/s{insecure}"
     )
 
 

@@ -54,6 +54,8 @@ ABOUT: Final[dict[str, str]] = {
     "(RLIMIT_NPROC).",
     "executors.exec.limits.core_bytes": "Maximum size of a core dump of a program (RLIMIT_CORE).",
     "executors.exec.limits.file_bytes": "Maximum size of a file that a program writes (RLIMIT_FSIZE).",
+    "executors.exec.secrets_dir": "Directory of files with the secrets that steps of programs refer to by `$secret`. "
+    "Only the broker's user may use the files.",
     "executors.exec.runs_dir": "Directory with the records of running programs, so that a restarted broker can end "
     "them. Each broker needs its own.",
     "executors.poll.enabled": "Let handlers lease steps over HTTP.",
@@ -92,8 +94,9 @@ ABOUT: Final[dict[str, str]] = {
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
-    "security.strict": "Refuse what the default settings only report as insecure: tcp without keys, also on the "
-    "loopback.",
+    "retention.audit_ms": "Time that rows of the audit are kept.",
+    "security.strict": "Refuse, also on the loopback: a bus on tcp without keys, HTTP on tcp without TLS, tokens that "
+    "never expire or have the scope admin, and programs of `exec` in the broker.",
     "security.key_file": "File with the broker's secret key, which the first start makes. Keep a copy apart from the "
     "database and its backups.",
     "security.erasures_file": "File with keyed hashes of erased tasks. A restore erases these tasks again.",

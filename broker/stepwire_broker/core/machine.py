@@ -13,6 +13,7 @@ from stepwire_protocol import messages as wire
 
 from stepwire_broker.core.model.live import Task
 
+from .answers import erasing
 from .answers.answers import CommandRefused
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
@@ -21,12 +22,22 @@ from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import commands, drain, erasure, grants, routing_rules, storing, submission, workflows
+from .intake import (
+    auditing,
+    commands,
+    drain,
+    erasure,
+    grants,
+    routing_rules,
+    storing,
+    submission,
+    workflows,
+)
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
-from .model import erasing, events
+from .model import events
 from .model.commit_group import CommitGroup, Committed, Stalled
 from .model.events import Command, Event, Now
 from .model.principal import PROCESS
@@ -434,9 +445,11 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
     **drain.COMMANDS,
+    **auditing.COMMANDS,
     **executor_control.COMMANDS,
     **allowance.COMMANDS,
     **routing_rules.COMMANDS,
+    events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     # the outside
     events.Tick: _on_tick,

@@ -5,10 +5,11 @@ state.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, json
 from stepwire_protocol.messages import Endpoints
 
 from stepwire_broker.core.model.apply import apply, unlink
@@ -25,8 +26,8 @@ from .definitions.settings import Settings
 from .definitions.stored_rows import Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
-from .model.commit_group import ControlChanged, StallCode
-from .model.events import ApplyWorkflow, Attached, Now, SubmitTasks
+from .model.commit_group import AuditNew, AuditPart, ControlChanged, StallCode
+from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
 from .model.level0_peer import Level0
@@ -70,6 +71,7 @@ class CoreCounters(Struct):
     probes: int = 0
     ignored: int = 0
     erased: int = 0  # tasks
+    audited: int = 0  # rows of `audit`
     refused: dict[str, int] = {}  # by code
 
     def count_refused(self, code: str) -> None:
@@ -142,6 +144,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # sessions
     principals: Principals = field(default_factory=lambda: compile_grants(with_built_in()))
+    grants_known: bool = False  # the configured grants were read: from now on a difference is a change
     token_rights: dict[str, Rights] = {}  # by principal: the tokens of attached workers
     inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
@@ -273,6 +276,45 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
         self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
+
+    def audit(
+        self,
+        command: CommandOfOperator,
+        action: str,
+        target: str,
+        now: Now,
+        *,
+        task: Task | None = None,
+        part: AuditPart = None,
+        reason: str = "",
+        detail: Mapping[str, Any] | None = None,
+        outcome: str = "done",
+    ) -> None:
+        """Write a row of `audit` with the effect of this command. Call this in the turn that decides the effect.
+
+        `task`: whose rows have the effect; its lane gets the row. `part`: another part of the group that has the
+        effect. `detail`: ids, counts and digests; never a payload or the value of a label.
+        """
+        self.write_audit(
+            AuditNew(
+                at_ms=now.wall,
+                principal=command.by or PROCESS,
+                via=command.via,
+                action=action,
+                target=target,
+                reason=reason,
+                detail=json.encode(detail or {}).decode(),
+                outcome=outcome,
+                request_id=f"{self.identity.epoch}.{command.request}",
+                part=part if task is None else ("task", task.id),
+            ),
+            None if task is None else task.lane,
+        )
+
+    def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
+        """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
+        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:
         """Add to the counts of payload bytes in memory. A negative number subtracts."""

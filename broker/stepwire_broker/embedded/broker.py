@@ -112,7 +112,7 @@ class Broker:
             converted = msgspec.convert(merged, Settings)
         except msgspec.ValidationError as error:
             raise CommandError("invalid", f"settings: {plain(str(error), Settings)}") from None
-        served = None if http is None else HttpApi(converted.http, token_file)
+        served = None if http is None else HttpApi(converted.http, token_file, is_strict=converted.security.strict)
         return cls(converted, handlers or Worker(), slots, served)
 
     def handler(

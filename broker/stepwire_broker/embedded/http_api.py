@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class HttpApi:
     """Serves from `start` to `stop`. The engine starts first: of several processes, the one with the file serves."""
 
-    def __init__(self, settings: HttpSettings, own_token_file: Path) -> None:
+    def __init__(self, settings: HttpSettings, own_token_file: Path, *, is_strict: bool = False) -> None:
         self.url: str | None = None
         self.token_file = Path(settings.tokens_file or own_token_file)
         self._settings = settings
+        self._is_strict = is_strict
         self._is_own = self.token_file == own_token_file
         self._listener: socket.socket | None = None
         self._server: Server | None = None
@@ -31,8 +32,11 @@ class HttpApi:
         from stepwire_broker.api.token import TokenError, Tokens, open_token_file
 
         try:
+            # An embedded broker has no Unix socket: with `is_strict`, its own token, which never expires, is refused.
             tokens = open_token_file(self.token_file) if self._is_own else Tokens(self.token_file)
-            self._listener = listen(self._settings)
+            if self._is_strict:
+                tokens = Tokens(self.token_file, is_strict=True)
+            self._listener = listen(self._settings, is_strict=self._is_strict)
         except (TokenError, ListenError) as error:
             raise CannotStart(f"the HTTP API of the broker cannot start: {error}") from None
         self._server = Server(engine, tokens, Listeners(self._listener))

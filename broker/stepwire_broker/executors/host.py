@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from stepwire.actions import CancelRun, Log, Quit, Run, RunEnd, Send
+from stepwire.actions import Action, CancelRun, Log, Quit, Run, RunEnd, Send
 from stepwire.identity import now_ms
 from stepwire.session import Config, Offer, Session
 from stepwire_protocol import codec, topics
@@ -79,6 +79,7 @@ class Host:
     def start(self, broker: Engine) -> None:
         """Connect the executor to the broker, which can now dispatch steps to it."""
         self._broker = broker
+        self._bus = broker.settings.bus
         self._loop = asyncio.get_running_loop()
         self.worker = own_worker(self.key, broker.broker_id, broker.epoch, secrets.randbits(32))
         self._session = Session(self._config(), random.Random().random)
@@ -139,9 +140,9 @@ class Host:
             slots=self.slots,
             prefetch=0,  # a step that cannot run now stays ready, for another worker
             labels=dict(getattr(executor, "labels", {})),
-            heartbeat_ms=self._broker.settings.bus.heartbeat_ms,
+            heartbeat_ms=self._bus.heartbeat_ms,
             accept_delay_ms=ACCEPT_DELAY_MS,
-            max_message_bytes=self._broker.settings.bus.max_message_bytes,
+            max_message_bytes=self._bus.max_message_bytes,
             sdk="stepwire-executor",
             pid=os.getpid(),
         )
@@ -165,23 +166,32 @@ class Host:
         for action in self._session.actions(now_ms()):
             match action:
                 case Send(topic, body):
-                    self._broker.hear(topic, body)
+                    self._send(topic, body)
                 case Run():
                     self._begin(action)
                 case CancelRun(item, reason):
                     self._cancel(item, reason)
                 case Quit():
                     self._has_quit.set()
-                case Log(level, event, facts):
-                    getattr(log, level)(event, executor=self.key, **facts)
                 case _:
-                    pass  # actions on connections: there are none; a result that is too large is in the task
+                    self._perform(action)
         if self._begun:
             self._run_begun()
         if self._timer is not None:
             self._timer.cancel()
-        wait_ms = min(max(0.0, self._session.wake_at() - now_ms()), 60_000.0)
+        wait_ms = min(max(0.0, self._wake_at() - now_ms()), 60_000.0)
         self._timer = self._loop.call_later(wait_ms / 1000, self._turn)
+
+    def _send(self, topic: bytes, body: bytes) -> None:
+        self._broker.hear(topic, body)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Log):
+            getattr(log, action.level)(action.event, executor=self.key, **action.facts)
+        # There are no connections to act on, and a result that is too large is in the task.
+
+    def _wake_at(self) -> float:
+        return self._session.wake_at()
 
     # -- capacity -----------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ with the broker. All threads share the broker's interpreter, so a long computati
 """
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from stepwire import ConfigurationError, Worker
+from stepwire import ConfigurationError, Worker, secret_values
 from stepwire.handler import Handler
 
 from stepwire_broker.core.model.targets import LOCAL
@@ -44,6 +45,7 @@ class Local:
             name=LOCAL,
             slots=self.slots,
             heartbeat_ms=broker.settings.bus.heartbeat_ms,
+            secrets=os.environ.get(secret_values.DIRECTORY),
             context=context,
         )
         worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, secrets.randbits(32))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import structlog
 from stepwire.handler import Handler
 
+from stepwire_broker import posture
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL
 from stepwire_broker.engine import CannotStart, Engine
@@ -70,7 +71,10 @@ class Executors:
         handlers = (*handlers, *handlers_of(local.modules, handlers))
         if handlers:
             self._hosts[LOCAL] = Local(handlers, slots or local.threads, joins_bus=self._is_embedded)
-        if self._settings.executors.exec.commands:
+        refusal = posture.programs_in_broker(self._settings)
+        if refusal is not None:
+            if self._settings.security.strict:
+                raise CannotStart(refusal)
             try:
                 self._add(EXEC, Exec(self._settings))
             except BadCommand as error:

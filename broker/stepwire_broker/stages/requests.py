@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from stepwire_protocol import strict_json
+from stepwire_protocol import secret_references, strict_json
 from stepwire_protocol.decode_errors import plain, shortened
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name
@@ -20,6 +20,7 @@ from stepwire_protocol.messages import EMPTY_OBJECT, Name
 from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
 from stepwire_broker.core.model.events import Command, NewTask, SubmitTasks
+from stepwire_broker.core.reading.document_problems import path_text
 from stepwire_broker.core.reading.nearest import did_you_mean
 
 KEY_CHARACTERS_MAX: Final = 255
@@ -139,6 +140,8 @@ def _new_task(
         raise InvalidMessage("bad_field", f"`{_path(at)}context` must be an object")
     if len(context) > limits.payload_bytes:
         raise InvalidMessage("too_large", f"a context of {len(context)} bytes, at most {limits.payload_bytes}")
+    if secret_references.may_hold(context):
+        _check_references(plain["context"], at)
     namespace, workflow, version = task.namespace, task.workflow, task.version
     labels = task.labels
     digest = b""
@@ -167,6 +170,11 @@ def _new_task(
         _deterministic(labels) if labels else None,
         task.deadline_ms,
     )
+
+
+def _check_references(context: Any, at: int | None) -> None:
+    for path, fault in secret_references.faults(context, ("context",)):
+        raise InvalidMessage("bad_field", f"`{_path(at)}{path_text(path)}`: {fault}")
 
 
 def _check_key(key: str, where: str) -> None:

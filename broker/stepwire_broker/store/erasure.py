@@ -1,7 +1,7 @@
 """Which columns hold payloads, and how an erasure replaces them.
 
-Every column of tables.py is declared here, as a payload or not. A test fails for a column that is not: whoever adds one
-decides here whether an erasure must replace it.
+Every column of tables.py is declared here, as a payload or not. A test fails for a column that is not: a change that
+adds one decides here whether an erasure must replace it.
 
 An adapter erases a task in one transaction, after all other rows of the group: then rows that the same group wrote are
 replaced too.
@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from stepwire_broker.core.model import erasing
+from stepwire_broker.core.answers import erasing
 
 
 class Replaced(enum.Enum):
-    """What an erasure makes of a column."""
+    """The ways in which an erasure replaces a column."""
 
     MARKER = "marker"  # {"erased": at}, if the column had a value
     SIZE = "size"  # the size of the marker, if the column beside it had a value
@@ -68,6 +68,24 @@ NOT_PAYLOAD: Final[dict[str, frozenset[str]]] = {
     "step_stderr": frozenset({"id", "delivery"}),
     "keys": frozenset({"namespace", "task_id"}),
     "history": frozenset({"lane_id", "seq", "position", "task_id", "at_ms"}),
+    # The record of what operators did stays: it holds ids, counts and digests, and reasons that name no person.
+    "audit": frozenset(
+        {
+            "lane",
+            "n",
+            "at_ms",
+            "principal",
+            "via",
+            "action",
+            "target",
+            "reason",
+            "detail",
+            "outcome",
+            "request_id",
+            "hash",
+        }
+    ),
+    "audit_chains": frozenset({"lane", "n", "hash", "cut_n", "cut_hash"}),
     "parked": frozenset({"id", "at_ms", "task_id", "step_id", "code", "source"}),
 }
 

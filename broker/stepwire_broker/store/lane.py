@@ -13,11 +13,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from stepwire_broker.core.model.commit_group import (
+    AuditNew,
+    AuditPart,
     Broken,
     CommitGroup,
     Committed,
@@ -46,8 +47,6 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.errors import BrokerError
 
 from . import keys
-
-T = TypeVar("T")
 
 PAUSE_MS: Final = 50
 PAUSE_MAX_MS: Final = 500
@@ -132,6 +131,9 @@ class LaneWriter(Protocol):
 
     def write(self, rows: Rows) -> None: ...
     def park(self, parked: Sequence[Parked]) -> None: ...
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        """Append these rows to the lane's chain: see audit_chain.py."""
+
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]: ...
     def return_ids(self, first: int, last: int) -> None:
@@ -140,18 +142,6 @@ class LaneWriter(Protocol):
     def trouble(self, error: Exception) -> Trouble: ...
     def rest(self, group: CommitGroup) -> None:
         """Do the database's housekeeping, after the outcome of a group was reported and before the next group."""
-
-    def checkpoint(self) -> bool:
-        """Move the whole log into the database, and empty the log. False: a reader needs the log, so try again."""
-
-    def compact(self) -> None:
-        """Rewrite the whole database, so that its unused parts hold nothing. Takes seconds for each 100 MB."""
-
-    def unverified_erasures(self) -> int:
-        """Return the number of erasures since the file was last searched."""
-
-    def erasures_are_verified(self, count: int) -> None:
-        """Note that this number of erasures were searched for."""
 
     def close(self) -> None: ...
 
@@ -209,21 +199,9 @@ class Lane:
         """Wake the upkeep, because it has something to do now."""
         self._groups.put("look")
 
-    def aside(self, work: Callable[[LaneWriter], T]) -> Future[T]:
+    def aside(self, work: Callable[[], object]) -> None:
         """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(work(self._writer))
-            except Exception as error:
-                future.set_exception(error)
-                raise
-
-        self._groups.put(run)
-        return future
+        self._groups.put(work)
 
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
@@ -387,6 +365,8 @@ class Writing:
                 group.erasures,
             )
         )
+        if group.audit:
+            writer.add_audit([_with_outcome(row, workflows) for row in group.audit])
         return WriteResult(verdict.outcomes, workflows, left_out, [])
 
     def _claim(self, group: CommitGroup) -> keys.Verdict:
@@ -482,6 +462,7 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
     new = set(by_task)
     pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
     pieces += [Piece(_with(empty(), controls=[one]), (), now) for one in group.controls]
+    effects = {part: piece.group for piece in pieces for part in _parts(piece.group)}
     for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
         for row in getattr(group, name):
             if row.id in task_of:  # a change of a step that does not exist changes nothing
@@ -492,8 +473,31 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.setdefault(fact.task_id, empty()).history.append(fact)
     for erasure in group.erasures:
         by_task.setdefault(erasure.task_id, empty()).erasures.append(erasure)
+    for row in group.audit:
+        if row.part is not None and row.part[0] == "task":
+            by_task.setdefault(int(row.part[1]), empty()).audit.append(row)
+        elif row.part in effects:
+            effects[row.part].audit.append(row)
+        else:
+            pieces.append(Piece(_with(empty(), audit=[row]), (), row.at_ms))
     pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
     return pieces
+
+
+def _parts(group: CommitGroup) -> Iterable[AuditPart]:
+    """Name the effects of a piece, as the rows of `audit` name them."""
+    yield from (("request", new.request) for new in group.workflows)
+    yield from (("request", request) for request, _ in group.activations)
+    yield from (("control", f"{control.kind} {control.name}") for control in group.controls)
+
+
+def _with_outcome(row: AuditNew, workflows: Sequence[WorkflowOutcome]) -> AuditNew:
+    """Only the database knows whether a version exists, so the outcome of an application is decided here."""
+    for applied in workflows:
+        if row.part == ("request", applied.request):
+            changed = "done" if applied.created else "unchanged"
+            return row._replace(outcome="version_conflict" if applied.conflict else changed)
+    return row
 
 
 def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
@@ -521,6 +525,7 @@ _LISTS: Final = (
     "tasks_changed",
     "history",
     "erasures",
+    "audit",
 )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stepwire_broker.core.model import erasing
+from stepwire_broker.core.answers import erasing
 
 from .queries import Queries
 from .rows import TaskRecord
@@ -23,7 +23,7 @@ _STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?')
 
 class Needles(NamedTuple):
     words: frozenset[bytes]
-    keys: frozenset[bytes]  # idempotency keys, which have other text beside them in a row
+    keys: frozenset[bytes]  # idempotency keys, which touch other text in a row
     skipped: int  # values without a long word
 
 

@@ -12,7 +12,9 @@ from stepwire_broker.core.commit.ports import LoadQueries
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 
+from .audit_chain import AuditChain, AuditRow
 from .rows import (
+    AuditFilter,
     EventRow,
     HistoryCursor,
     HistoryItem,
@@ -104,6 +106,14 @@ class Queries(LoadQueries, Protocol):
     def events_from(self, lane_id: int, first: HistoryCursor, limit: int, task_id: int | None = None) -> list[EventRow]:
         """Return a lane's history in order, from the row at `first` inclusive; with `task_id`, only of that task. A
         later commit is later in its lane, so a follower skips nothing."""
+
+    # -- the audit ----------------------------------------------------------------------------------------------------
+
+    def audit_chains(self) -> list[AuditChain]:
+        """Return the chain of each lane that has one, by lane."""
+
+    def audit_rows(self, wanted: AuditFilter) -> list[AuditRow]:
+        """The newest first."""
 
     # -- refused input ------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ STEPS_MAX: Final = 1_024
 BYTES_MAX: Final = 1024 * 1024  # of payloads in one piece
 TASKS_MAX: Final = 256
 HISTORY_MAX: Final = 2_048
+AUDIT_MAX: Final = 256  # of one lane in one piece
 SHARE: Final = 0.1  # of the writer's time
 SHARE_BEHIND: Final = 0.5  # when an operator requested a run, or the oldest task is long overdue
 BEHIND_MS: Final = 3_600_000
@@ -52,6 +53,15 @@ class EndedStep(NamedTuple):
     bytes: int  # of its output and of its standard error
     task_id: int
     state: str
+
+
+class OldAudit(NamedTuple):
+    """A row of `audit`, at the beginning of its chain."""
+
+    lane: int
+    n: int
+    at_ms: int
+    hash: str
 
 
 class ParkedInput(NamedTuple):
@@ -101,6 +111,13 @@ class PruneStatements(Protocol):
     def newest_parked_sizes(self, limit: int) -> Sequence[ParkedInput]:
         """Return refused inputs, the newest first."""
 
+    def first_audit(self, limit: int) -> Sequence[OldAudit]:
+        """Return the first rows of each lane's chain, by lane and number: at most `limit` of each lane."""
+
+    def cut_audit(self, last: OldAudit) -> int:
+        """Remove the rows of a chain up to this row, and keep the row's number and hash. Returns the number of removed
+        rows."""
+
     def partly_removed(self) -> set[int]:
         """Return the tasks of which an earlier piece removed a part."""
 
@@ -123,10 +140,11 @@ class Pruned(Struct):
     history: int = 0
     keys: int = 0
     parked: int = 0
+    audit: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.tasks or self.steps or self.history or self.parked)
+        return not (self.tasks or self.steps or self.history or self.parked or self.audit)
 
 
 class NotOver(BrokerError):
@@ -150,6 +168,7 @@ class Retention:
     ) -> None:
         self._statements = statements
         self._kept_ms = kept_ms(settings)
+        self._audit_kept_ms = settings.audit_ms
         self._wall_ms = wall_ms
         self._mono_s = mono_s
         self._look_every_s = min(max(min(self._kept_ms.values()) / 1000, LOOK_EVERY_MIN_S), LOOK_EVERY_S)
@@ -228,6 +247,7 @@ class Retention:
                 left = self._remove(chosen, done, until_s, are_over=bool(before))
             else:
                 self._remove_parked(done, run.started_ms)
+                self._remove_audit(done, run.started_ms)
             is_over = not chosen and done == run
             if left != before:
                 statements.note_partly_removed(left)
@@ -253,6 +273,7 @@ class Retention:
                 history=run.history,
                 keys=run.keys,
                 parked=run.parked,
+                audit=run.audit,
                 took_ms=run.ended_ms - run.started_ms,
             )
         statements.rest(removed_rows)
@@ -330,6 +351,20 @@ class Retention:
             if room < 0:
                 unwanted.append(row)
         return unwanted[::-1]
+
+    # -- the audit ----------------------------------------------------------------------------------------------------
+
+    def _remove_audit(self, done: Pruned, now_ms: int) -> None:
+        """Remove old rows from the beginning of each chain: a chain has no gap, and its cut has the last row's hash."""
+        last: dict[int, OldAudit] = {}
+        ended: set[int] = set()
+        for row in self._statements.first_audit(AUDIT_MAX):
+            if row.at_ms >= now_ms - self._audit_kept_ms:
+                ended.add(row.lane)
+            if row.lane not in ended:
+                last[row.lane] = row
+        for row in last.values():
+            done.audit += self._statements.cut_audit(row)
 
     def _first(self, rows: Sequence[RowT], steps_of: Callable[[RowT], int]) -> list[RowT]:
         """Return the first rows that fit into a piece by bytes and steps; at least one row."""

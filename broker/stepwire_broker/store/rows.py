@@ -10,6 +10,21 @@ from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
+class AuditFilter(NamedTuple):
+    """Which rows of `audit` to read: of one lane, with numbers from `first` to before `before`."""
+
+    lane: int
+    first: int
+    before: int
+    limit: int
+    principal: str | None = None
+    action: str | None = None
+    target: str | None = None
+    outcome: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
 class TaskFilter(NamedTuple):
     """A member that is None filters nothing. `before` is a cursor: the last task id of the previous page. `first_id` is
     the lowest id that is read."""

@@ -9,8 +9,8 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.model.commit_group import CommitGroup
 
-from .lane import Faults, Lane, LaneWriter, Report
-from .ports import LANE, Database, OpenDatabase
+from .lane import Faults, Lane, Report
+from .ports import LANE, Cleaning, Database, OpenDatabase
 from .queries import Queries
 from .retention import Retention
 from .sqlite.database import open_database as open_sqlite
@@ -54,10 +54,20 @@ class Store:
             self._retention.ask()
             self._lane.look()
 
-    def aside(self, work: Callable[[LaneWriter], T]) -> Future[T]:
-        """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
+    def clean(self, work: Callable[[Cleaning], T]) -> Future[T]:
+        """Do work of erasures on the file between two groups, in the writer's thread. Groups wait meanwhile."""
         assert self._lane is not None, "the store was not started"
-        return self._lane.aside(work)
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(self._database.cleaning))
+            except Exception as error:
+                future.set_exception(error)
+                raise  # the lane decides whether the database is broken
+
+        self._lane.aside(run)
+        return future
 
     def put(self, group: CommitGroup) -> None:
         """Queue a group. Groups are written in order. Never waits."""

@@ -291,3 +291,41 @@ parked = Table(
     Column("body", LargeBinary, nullable=False),
     sqlite_strict=True,
 )
+
+# Actions of operators, and changes of the rights of tokens and keys. Each lane has one chain of rows, numbered without
+# a gap: see audit_chain.py.
+audit = Table(
+    "audit",
+    metadata,
+    Column("lane", Number, nullable=False),  # lanes.id
+    Column("n", Number, nullable=False),
+    Column("at_ms", Number, nullable=False),
+    Column("principal", Text, nullable=False),
+    Column("via", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("detail", Text, nullable=False),  # a JSON object of ids, counts and digests; never a payload
+    Column("outcome", Text, nullable=False),
+    Column("request_id", Text),
+    Column("hash", Text, nullable=False),
+    PrimaryKeyConstraint("lane", "n"),
+    CheckConstraint("n > 0", name="n_counts"),
+    CheckConstraint("length(hash) = 64", name="hash_is_whole"),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
+# The end of each chain, and the last row that retention removed from its beginning.
+audit_chains = Table(
+    "audit_chains",
+    metadata,
+    Column("lane", Number, primary_key=True, nullable=False),
+    Column("n", Number, nullable=False),  # of the last row
+    Column("hash", Text, nullable=False),
+    Column("cut_n", Number, nullable=False),  # of the last removed row; 0 if none was removed
+    Column("cut_hash", Text, nullable=False),
+    CheckConstraint("n >= cut_n AND cut_n >= 0", name="cut_is_before_the_end"),
+    CheckConstraint("length(hash) = 64 AND length(cut_hash) = 64", name="hashes_are_whole"),
+    sqlite_strict=True,
+)

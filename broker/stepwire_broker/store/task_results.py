@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.input_mapping import task_result
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.states import TaskState
 
 from .queries import Queries

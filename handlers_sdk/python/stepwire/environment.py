@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import limits
 
-from . import curve
+from . import curve, secret_values
 from .actions import Link
 from .errors import ConfigurationError
 
@@ -35,11 +35,12 @@ class Environment(NamedTuple):
     curve_server_key: str | None
     curve_public_key: str | None
     curve_secret_key: str | None
+    secrets: str | None
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*. Raises
-    ConfigurationError."""
+    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_* and _SECRETS_DIR.
+    Raises ConfigurationError."""
     return Environment(
         _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
         _list(environ.get("STEPWIRE_RESULTS") or RESULTS_DEFAULT),
@@ -48,6 +49,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         _labels(environ.get("STEPWIRE_LABELS") or ""),
         environ.get("STEPWIRE_HANDLER_VERSION") or "",
         *curve.read(environ),
+        environ.get(secret_values.DIRECTORY) or None,
     )
 
 

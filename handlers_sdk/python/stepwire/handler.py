@@ -94,6 +94,12 @@ def bad_input(handler: Handler, step: StepRequest, why: str) -> Result:
     return _error(step, "bad_input", text, retryable=False)
 
 
+def not_opened(step: StepRequest, code: str, text: str, *, category: str | None = None) -> Result:
+    """The result of a handler that was not called, because this worker cannot open the step. A retry may succeed."""
+    detail = ErrorDetail(message=clean(text), code=code, category=category, retryable=True)
+    return Result(step_id=step.step_id, delivery=step.delivery, status="error", error=detail, metadata=_EMPTY_METADATA)
+
+
 def read_input(handler: Handler, step: StepRequest) -> Any:
     """The decoded input. Raises msgspec.DecodeError, of which ValidationError is a subclass."""
     return handler.decode(step.task_context if step.input is UNSET else step.input)

@@ -7,8 +7,8 @@ assert outcome.status == "completed" and outcome.output["tracking"]
 """
 
 import asyncio
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,12 +16,13 @@ from msgspec import Raw
 from stepwire_protocol import limits
 from stepwire_protocol.messages import ErrorDetail, Item, Result, StepMetadata, StepRequest
 
-from .actions import Lease, Run
+from .actions import NEVER, Lease, Run
 from .context import Context
+from .edge import Edge
 from .errors import ConfigurationError
 from .handler import Handler, make_handler
 from .identity import now_ms
-from .runners.calls import HandlerCall, call_async, call_plain
+from .runners.calls import HandlerCall, call_async, call_plain, opened_and_closed
 from .session import find_offer
 from .worker import Worker
 
@@ -58,18 +59,20 @@ def run(
     delivery_mode: Literal["at_least_once", "at_most_once"] = "at_least_once",
     timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
     idempotency_key: str | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a handler once, with the decoding, encoding and mapping of errors of a worker.
 
     `handler` is the function, or a Worker together with a `handler_class`. An async handler runs on a new event loop,
-    so call `run` from plain tests; in an async test, use `run_async`.
+    so call `run` from plain tests; in an async test, use `run_async`. `secrets` has the values of the secrets to which
+    the input and the configuration refer.
     """
     call, progress = _call(
-        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
+        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key, secrets
     )
     if call.handler.kind == "async":
         return _outcome(asyncio.run(_within(call)), progress)
-    return _outcome(call_plain(call), progress)
+    return _outcome(opened_and_closed(call, call_plain), progress)
 
 
 async def run_async(
@@ -83,12 +86,15 @@ async def run_async(
     delivery_mode: Literal["at_least_once", "at_most_once"] = "at_least_once",
     timeout_ms: int = limits.TIMEOUT_DEFAULT_MS,
     idempotency_key: str | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> Outcome:
     """The same as `run`, for async tests. A plain handler runs in a thread."""
     call, progress = _call(
-        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key
+        handler, input, handler_class, results, config, attempt, delivery_mode, timeout_ms, idempotency_key, secrets
     )
-    result = await (_within(call) if call.handler.kind == "async" else asyncio.to_thread(call_plain, call))
+    result = await (
+        _within(call) if call.handler.kind == "async" else asyncio.to_thread(opened_and_closed, call, call_plain)
+    )
     return _outcome(result, progress)
 
 
@@ -117,6 +123,7 @@ def _call(
     delivery_mode: Literal["at_least_once", "at_most_once"],
     timeout_ms: int,
     idempotency_key: str | None,
+    secrets: Mapping[str, str] | None,
 ) -> tuple[HandlerCall, list[RecordedProgress]]:
     registered = _find(handler, handler_class)
     step = StepRequest(
@@ -133,7 +140,7 @@ def _call(
             attempt=attempt,
             retry_limit=3,
             timeout_ms=timeout_ms,
-            idempotency_key=idempotency_key or f"{secrets.token_hex(16)}/step",
+            idempotency_key=idempotency_key or f"{token_hex(16)}/step",
         ),
     )
     progress: list[RecordedProgress] = []
@@ -143,7 +150,10 @@ def _call(
 
     at_ms = now_ms()
     context = Context(step, started_ms=at_ms, timeout_at_ms=at_ms + timeout_ms, clock=now_ms, report=report)
-    return HandlerCall(Run((2, 1), step, 0, Lease(), timeout_ms), registered, context), progress
+    lease = Lease()
+    lease.until_ms = NEVER
+    edge = Edge(None if secrets is None else secrets.get)
+    return HandlerCall(Run((2, 1), step, 0, lease, timeout_ms), registered, context, edge), progress
 
 
 def _find(handler: Callable[..., Any] | Worker, handler_class: str | None) -> Handler:

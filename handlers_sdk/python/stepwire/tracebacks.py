@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Final
 
+from .redaction import redact
 from .texts import clean
 
 BACKTRACE_BYTES_MAX: Final = 8192
@@ -70,7 +71,7 @@ def _leave_out_the_sdk(formatted: traceback.TracebackException) -> None:
 
 
 def _lines(parts: Iterable[str]) -> list[str]:
-    return [clean(line, LINE_CHARS_MAX) for part in parts for line in part.splitlines()]
+    return [clean(line, LINE_CHARS_MAX) for part in parts for line in redact(part).splitlines()]
 
 
 def _last(lines: list[str]) -> list[str]:

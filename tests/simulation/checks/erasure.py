@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from stepwire_broker.core.model import erasing, facts
+from stepwire_broker.core.answers import erasing
+from stepwire_broker.core.model import facts
 from stepwire_broker.store import erasure
 
 from .books import Books
@@ -16,7 +17,7 @@ def note_erased(books: Books, task_id: int, fact: list[Any]) -> None:
 
 
 def check_committed(books: Books, task_ids: Iterable[int]) -> None:
-    """These tasks were written in the commit that just happened."""
+    """Check the erased tasks among those that a commit wrote."""
     for task_id in task_ids:
         if task_id in books.erased:
             check_rows(books, task_id)

@@ -2,14 +2,15 @@
 
 from typing import Any, Final
 
+from stepwire_broker.core.answers import erasing
+from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.intake import erasure
-from stepwire_broker.core.model import erasing
 
 from .plant import Bug, Plant
 
 
 def _messages_stay(plant: Plant) -> None:
-    plant.function(erasing.scrubbed, lambda original, row: row)
+    plant.function(scrubbing.scrubbed, lambda original, row: row)
 
 
 def _fact_without_rows(plant: Plant) -> None:

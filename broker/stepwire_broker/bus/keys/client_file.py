@@ -11,6 +11,7 @@ A member occurs once, except `public` and `unix`. The values of a list are separ
 
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +86,9 @@ def parse(name: str, text: str, where: str) -> ClientFile:
         raise KeyFileError(f"{where}: sessions=0 allows no worker; `stepwire keys revoke {name}` ends its access")
     revoked_ms, is_dead = members.pop("revoked", None), members.pop("dead", False)
     members.setdefault("workers", (name,))
-    grant = Grant(principal=name, **{_FIELDS.get(member, member): value for member, value in members.items()})
+    identities = sha256(repr((sorted(public), sorted(unix))).encode()).hexdigest()
+    fields = {_FIELDS.get(member, member): value for member, value in members.items()}
+    grant = Grant(principal=name, identities=identities, **fields)
     return ClientFile(grant=grant, public=public, unix=unix, revoked_ms=revoked_ms, is_dead=is_dead)
 
 

@@ -81,6 +81,7 @@ def admission(
     keys: dict[bytes, str] = {}
     uids: dict[int, str] = {}
     refused: dict[bytes, ZapVerdict] = {}
+    refused_uids: dict[int, ZapVerdict] = {}
     for client in clients:
         reason = client.refusal(now_ms)
         for key in filter(None, map(raw, client.public)):
@@ -90,7 +91,16 @@ def admission(
                 refused[key] = ZapVerdict(client.name, reason)
         if reason is None:
             uids |= dict.fromkeys(client.unix, client.name)
-    return Admission(keys, {**uids, os.geteuid(): OWNER}, anonymous, refused, blocked)
+        else:
+            refused_uids |= dict.fromkeys(client.unix, ZapVerdict(client.name, reason))
+    return Admission(
+        keys=keys,
+        uids={**uids, os.geteuid(): OWNER},
+        anonymous=anonymous,
+        refused_keys=refused,
+        refused_uids=refused_uids,
+        blocked=blocked,
+    )
 
 
 def _client(path: Path) -> ClientFile | str:

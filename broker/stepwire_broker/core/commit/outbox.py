@@ -15,6 +15,7 @@ from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.commit_group import (
+    AuditNew,
     CommitGroup,
     ControlChanged,
     HistoryRow,
@@ -106,6 +107,7 @@ class LaneState(Struct):
     activations: list[tuple[int, int]] = []
     controls: list[ControlChanged] = []
     parked: list[Parked] = []
+    audit: list[AuditNew] = []
     reserve_ids: int = 0
     unused_ids: tuple[int, int] | None = None
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
@@ -123,6 +125,7 @@ class LaneState(Struct):
             or self.activations
             or self.controls
             or self.parked
+            or self.audit
             or self.reserve_ids
             or self.unused_ids
             or self.promised
@@ -187,6 +190,7 @@ class Outbox:
             activations=lane.activations,
             controls=lane.controls,
             parked=lane.parked,
+            audit=lane.audit,
             reserve_ids=lane.reserve_ids,
             unused_ids=lane.unused_ids,
             bytes=lane.bytes,
@@ -199,6 +203,7 @@ class Outbox:
         lane.handed_mono = now.mono
         lane.dirty = {}
         lane.submissions, lane.workflows, lane.activations, lane.controls, lane.parked = [], [], [], [], []
+        lane.audit = []
         lane.reserve_ids = lane.bytes = 0
         lane.unused_ids = None
         lane.promised = False

@@ -138,6 +138,7 @@ class ExecSettings(Struct, frozen=True, forbid_unknown_fields=True):
     commands: dict[str, CommandSettings | tuple[str, ...]] = {}  # by handler_class or pattern
     slots: Limit = 8
     limits: ProgramLimits = ProgramLimits()
+    secrets_dir: str | None = None  # None: the programs get no secrets
     runs_dir: str = ".stepwire/runs"  # running programs are recorded there for the next broker process
 
 
@@ -212,6 +213,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     completed_ms: PositiveMs = 7 * 24 * 3600 * 1000
     failed_ms: PositiveMs = 30 * 24 * 3600 * 1000
+    audit_ms: PositiveMs = 400 * 24 * 3600 * 1000
 
 
 class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
-from stepwire_protocol import strict_json
+from stepwire_protocol import secret_references, strict_json
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT
 
@@ -141,6 +141,8 @@ def _resolve(step: WrittenStep, path: Path, steps: list[WrittenStep], report: Pr
         whose = "in this step's depends_on"
         step.input = fields.resolved_mapping(step.members["input"], needed, whose, (*path, "input"), report)
     if "handler_config" in step.members:
+        for place, fault in secret_references.faults(step.members["handler_config"], (*path, "handler_config")):
+            report.add(place, fault)
         step.config = _payload(step.members["handler_config"], (*path, "handler_config"), report)
 
 

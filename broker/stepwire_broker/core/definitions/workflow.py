@@ -14,6 +14,7 @@ from stepwire_broker.core.reading.document_problems import (
     Where,
     shown,
 )
+from stepwire_broker.core.reading.literal_secrets import literals
 
 from . import fields
 from .missed_failures import MissedFailure, missed_failures
@@ -172,6 +173,13 @@ def _warn(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollect
             for key in ("on_unknown", "retry_reported_failures"):
                 if key in step.members:
                     report.warn(("steps", i, key), f"{key} has no effect: the step is not at_most_once")
+        for place, name in literals(step.members.get("handler_config"), ("steps", i, "handler_config")):
+            report.warn(
+                place,
+                f"{name} is named like a secret and is written here as it is, so it is stored and shown: write "
+                "{$secret: NAME}, and give the value to the worker (STEPWIRE_SECRETS_DIR)",
+                code="literal_secret",
+            )
     for missed in missed_failures(steps):
         report.warn(("steps", missed.step, "trigger_rule"), _missed_failure(missed, steps), code="missed_failure")
 

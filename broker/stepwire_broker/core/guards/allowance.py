@@ -15,8 +15,8 @@ from stepwire_protocol.messages import ErrorDetail
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
-from stepwire_broker.core.commit.decision import BreakerChanged, ToRequest
-from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.commit.decision import BreakerChanged
+from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.state import BrokerState
@@ -320,7 +320,7 @@ def on_sweep_timer(state: BrokerState, now: Now) -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-class SetBreaker(Command, frozen=True):
+class SetBreaker(CommandOfOperator, frozen=True):
     """Force a handler's breaker open or closed, or return it to automatic control."""
 
     handler_class: str
@@ -337,8 +337,7 @@ class BreakerSet(Answer, frozen=True):
 
 
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
-    """Force or release a breaker. The setting is not stored, so the answer waits for no commit, and the setting ends
-    with this broker process."""
+    """Force or release a breaker. The setting is not stored, except in `audit`, and ends with this broker process."""
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
@@ -362,8 +361,9 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
             assert_never(event.state)
     _after_turn(state, guard, before, now)
     breaker = guard.breaker
-    answer = BreakerSet(handler_class, breaker.state, breaker.is_forced)
-    state.decision.answers.append(ToRequest(event.request, answer))
+    detail = {"state": event.state}
+    state.audit(event, "set_breaker", f"handler {handler_class}", now, reason=event.reason, detail=detail)
+    state.answer(event.request, BreakerSet(handler_class, breaker.state, breaker.is_forced))
 
 
 def _is_known(state: BrokerState, handler_class: str) -> bool:

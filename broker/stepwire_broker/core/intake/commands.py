@@ -9,10 +9,11 @@ from typing import Final, Literal, assert_never
 from msgspec import Raw
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.answers.answers import CommandRefused, Done
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch.payloads import forget_fetched
-from stepwire_broker.core.model import erasing, facts
+from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.events import AwaitTask, Command, CommandOfOperator, Forget, Now
 from stepwire_broker.core.model.live import Step, Task
@@ -104,6 +105,8 @@ def on_cancel(state: BrokerState, task: Task, event: CancelTask, now: Now) -> No
     if task.state in TASK_FINAL:
         state.refuse_now(event.request, _wrong_state(task, "cancelled"))
         return
+    outcome = _outcome(is_changed=not task.cancelling)
+    state.audit(event, "cancel_task", f"task {task.id}", now, task=task, reason=event.reason, outcome=outcome)
     if not task.cancelling:
         state.record(task, facts.CancelAsked(now.wall, event.reason, event.by))
         _stop_all(state, task, "task_cancelled", now)
@@ -128,6 +131,8 @@ def on_pause(state: BrokerState, task: Task, event: PauseTask, now: Now) -> None
     if task.state in TASK_FINAL:
         state.refuse_now(event.request, _wrong_state(task, "paused"))
         return
+    outcome = _outcome(is_changed=task.state is not TaskState.PAUSED)
+    state.audit(event, "pause_task", f"task {task.id}", now, task=task, outcome=outcome)
     if task.state is not TaskState.PAUSED:
         state.record(task, facts.Paused(now.wall, event.by))
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
@@ -137,6 +142,8 @@ def on_resume(state: BrokerState, task: Task, event: ResumeTask, now: Now) -> No
     if task.state in TASK_FINAL:
         state.refuse_now(event.request, _wrong_state(task, "resumed"))
         return
+    outcome = _outcome(is_changed=task.state is TaskState.PAUSED)
+    state.audit(event, "resume_task", f"task {task.id}", now, task=task, outcome=outcome)
     if task.state is TaskState.PAUSED:
         state.record(task, facts.Resumed(now.wall, event.by))
         for step in task.steps:
@@ -154,6 +161,8 @@ def on_retry(state: BrokerState, task: Task, event: RetryTask, now: Now) -> None
     if isinstance(chosen, CommandRefused):
         state.refuse_now(event.request, chosen)
         return
+    detail = {"from_step": event.from_step, "steps": len(chosen), "again": event.again, "new_key": event.new_key}
+    state.audit(event, "retry_task", f"task {task.id}", now, task=task, reason=event.reason, detail=detail)
     _reopen(state, task, chosen, event, now)
     for step in task.steps:
         if step.waits == 0 and step.state is WAITING:
@@ -252,6 +261,14 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             ),
         )
         return
+    resolved = {
+        "task": task.id,
+        "step": step.definition.name,
+        "outcome": event.outcome,
+        "output_bytes": 0 if event.output is None else len(bytes(event.output)),
+        "new_key": event.new_key,
+    }
+    state.audit(event, "resolve_step", f"step {step.id}", now, task=task, reason=event.reason, detail=resolved)
     action = f"resolve_{event.outcome}"
     state.record(task, facts.Operated(now.wall, action, step.position, event.reason, event.by))
     match event.outcome:
@@ -270,6 +287,10 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
         case _:
             assert_never(event.outcome)
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
+
+
+def _outcome(*, is_changed: bool) -> str:
+    return "done" if is_changed else "unchanged"
 
 
 def _wrong_state(task: Task, done: str) -> CommandRefused:

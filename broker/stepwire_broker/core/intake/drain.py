@@ -1,15 +1,14 @@
-"""An operator drains a worker: it gets no further steps. The command is not stored."""
+"""An operator drains a worker: it gets no further steps. Of the command, only its row of `audit` is stored."""
 
 from collections.abc import Callable
 from typing import Final
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
-from stepwire_broker.core.commit.decision import ToRequest
-from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
 
 
-class DrainWorker(Command, frozen=True):
+class DrainWorker(CommandOfOperator, frozen=True):
     """Send this worker no further steps; with `quit`, the worker ends when it holds no step."""
 
     worker: str
@@ -24,11 +23,12 @@ class Quieted(Answer, frozen=True):
 
 
 def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
-    """Send this worker nothing new, even in a later session of the same process. The answer waits for no commit."""
+    """Send this worker nothing new, even in a later session of the same process."""
     peer = next((peer for peer in state.level0.peers.values() if peer.worker == event.worker), None)
     if peer is not None:
         peer.draining = True
-        state.decision.answers.append(ToRequest(event.request, Quieted(peer.worker, quit=False)))
+        state.audit(event, "drain_worker", f"worker {peer.worker}", now, detail={"quit": False})
+        state.answer(event.request, Quieted(peer.worker, quit=False))
         return
     session = state.sessions.get(event.worker)
     if session is None:
@@ -40,7 +40,8 @@ def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
     state.quieted[event.worker] = quits
     if len(state.quieted) > QUIETED_REMEMBERED_MAX:
         state.quieted.popitem(last=False)
-    state.decision.answers.append(ToRequest(event.request, Quieted(event.worker, quits)))
+    state.audit(event, "drain_worker", f"worker {event.worker}", now, detail={"quit": quits})
+    state.answer(event.request, Quieted(event.worker, quits))
 
 
 COMMANDS: Final[dict[type[Command], Callable[..., None]]] = {DrainWorker: on_drain_worker}

@@ -8,10 +8,11 @@ comparisons and of breakers, and the bytes of batches whose deliveries were with
 from collections.abc import Callable
 from typing import Final
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch import transmission
-from stepwire_broker.core.model import erasing, facts
+from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.model.live import RESTORED, Task
 from stepwire_broker.core.model.states import HELD, TASK_FINAL, TaskState
@@ -48,6 +49,7 @@ def on_erase(state: BrokerState, task: Task, event: EraseTask, now: Now) -> None
     if erased_ms is None:
         erased_ms = now.wall
         erase(state, task, event.reason, event.by, now)
+        state.audit(event, "erase_task", f"task {task.id}", now, task=task, reason=event.reason)
     state.answer(event.request, ErasedTask(task.id, task.state, task.attention, task.uid, erased_ms), task)
 
 

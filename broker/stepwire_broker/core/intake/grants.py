@@ -4,9 +4,15 @@ Steps that a mute session may still run wait for the end of its lease, because n
 stopped. Only an operator can state that the worker is dead.
 """
 
+from collections.abc import Mapping
+from hashlib import sha256
+
+from msgspec.json import encode
+
+from stepwire_broker.core.model.commit_group import AuditNew
 from stepwire_broker.core.model.events import GrantsChanged, Now
 from stepwire_broker.core.model.live import WorkerSession
-from stepwire_broker.core.model.principal import Rights, compile_grants
+from stepwire_broker.core.model.principal import BUILT_IN, PROCESS, Grant, Rights, compile_grants
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import authority
 from stepwire_broker.core.workers.loss import bury
@@ -14,7 +20,11 @@ from stepwire_broker.core.workers.replies import send_reset
 
 
 def on_grants_changed(state: BrokerState, event: GrantsChanged, now: Now) -> None:
+    before = {name: rights.grant for name, rights in state.principals.items()}
     state.principals = compile_grants(event.grants)
+    if state.grants_known:
+        _audit(state, before, {grant.principal: grant for grant in event.grants}, now)
+    state.grants_known = True
     state.offer_cache.clear()
     for session in list(state.sessions.values()):
         _review(state, session, now)
@@ -24,6 +34,21 @@ def on_grants_changed(state: BrokerState, event: GrantsChanged, now: Now) -> Non
         rights = authority.rights_of(state, peer.principal)
         peer.rights = rights if rights is not None and rights.grant.level0 else None
     state.split_namespaces(any(not rights.is_for_all_namespaces for rights in state.principals.values()))
+
+
+def _audit(state: BrokerState, before: Mapping[str, Grant], after: Mapping[str, Grant], now: Now) -> None:
+    """Record each changed principal. A file has no author, so the rows name the process, which has noticed it."""
+    for name in dict.fromkeys((*before, *after)):
+        old, new = before.get(name), after.get(name)
+        grant = new or old
+        if old == new or grant is None or name in BUILT_IN:
+            continue
+        action = "grant_added" if old is None else "grant_revoked" if new is None else "grant_changed"
+        detail = {"handlers": len(grant.handlers), "sha256": sha256(repr(grant).encode()).hexdigest()}
+        row = AuditNew(
+            now.wall, PROCESS, "file", action, f"principal {name}", "", encode(detail).decode(), "done", None
+        )
+        state.write_audit(row)
 
 
 def _review(state: BrokerState, session: WorkerSession, now: Now) -> None:

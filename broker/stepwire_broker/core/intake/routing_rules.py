@@ -4,12 +4,14 @@ Dispatched steps stay where they are. Ready steps follow the new rules in the tr
 """
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Final
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings
-from stepwire_broker.core.model.events import Command, Now, Reconfigure
+from stepwire_broker.core.model.commit_group import AuditPart
+from stepwire_broker.core.model.events import Command, CommandOfOperator, Now, Reconfigure
 from stepwire_broker.core.routing.router import Router, RulesRefused, check_rule
 from stepwire_broker.core.routing.runtime_rules import PlacedRule, removal_of
 from stepwire_broker.core.state import BrokerState
@@ -19,7 +21,7 @@ from .submission import intake_refused
 RULES_MAX: Final = 256
 
 
-class SetRule(Command, frozen=True):
+class SetRule(CommandOfOperator, frozen=True):
     """Set a rule, which is stored. None: remove the rule that was set for `match`."""
 
     match: str
@@ -60,6 +62,10 @@ def on_set_rule(state: BrokerState, event: SetRule, now: Now) -> None:
         state.runtime_rules, changed = _with(before, event.rule)
         change = changed.row
     state.set_control(change)
+    action = "remove_rule" if event.rule is None else "set_rule"
+    detail = {} if change.value is None else {"rule_sha256": sha256(change.value.encode()).hexdigest()}
+    part: AuditPart = ("control", f"{change.kind} {change.name}")
+    state.audit(event, action, f"rule {event.match}", now, part=part, detail=detail)
     state.route_by(_router(state, state.router.settings))
     state.answer(event.request, Routed(event.match, event.rule is not None))
 

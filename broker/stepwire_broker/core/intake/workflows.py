@@ -3,7 +3,7 @@
 from stepwire_broker.core.answers.answers import Applied, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model.commit_group import WorkflowNew, WorkflowOutcome
+from stepwire_broker.core.model.commit_group import AuditPart, WorkflowNew, WorkflowOutcome
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, Now
 from stepwire_broker.core.state import BrokerState
 
@@ -31,6 +31,8 @@ def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
         )
     )
     lane.bytes += len(workflow.document)
+    detail = {"digest": workflow.digest, "steps": len(workflow.steps), "activate": event.activate}
+    state.audit(event, "apply_workflow", _named(workflow), now, part=("request", event.request), detail=detail)
     state.undecided_workflows[event.request] = event
 
 
@@ -78,5 +80,11 @@ def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return
     state.outbox.touch(min(state.outbox.lanes)).activations.append((event.request, workflow.id))
+    part: AuditPart = ("request", event.request)
+    state.audit(event, "activate_workflow", _named(workflow), now, part=part, detail={"digest": workflow.digest})
     add_workflow(state, workflow, active=True)
     state.answer(event.request, Applied(workflow.id, workflow.namespace, workflow.name, workflow.version, False))
+
+
+def _named(workflow: Workflow) -> str:
+    return f"workflow {workflow.namespace}::{workflow.name} {workflow.version}"

@@ -5,7 +5,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from . import erasing, facts
+from stepwire_broker.core.answers import erasing
+
+from . import facts
 from .facts import Fact
 from .live import (
     DIRTY_CHANGED,

@@ -174,6 +174,26 @@ class ControlChanged(NamedTuple):
     position: int  # among the rows of its kind, where they have an order
 
 
+class AuditNew(NamedTuple):
+    """INSERT into audit. The writer gives the row its lane, its number and its hash, and an application of a workflow
+    its outcome."""
+
+    at_ms: int
+    principal: str  # who acted
+    via: str  # how the principal was identified
+    action: str
+    target: str  # `task 7`, `rule shop::**`, …
+    reason: str
+    detail: str  # a JSON object of ids, counts and digests
+    outcome: str
+    request_id: str | None
+    part: "AuditPart" = None
+
+
+# The part of the group that has the row's effect: they are written or refused together. None: the row itself is all.
+AuditPart: TypeAlias = tuple[Literal["task", "request", "control"], int | str] | None
+
+
 class Key(NamedTuple):
     """An idempotency key of a submission. The first task that is inserted with the key owns it."""
 
@@ -212,6 +232,7 @@ class CommitGroup(Struct):
     history: list[HistoryRow] = []
     erasures: list[TaskErased] = []  # after all other rows
     parked: list[Parked] = []
+    audit: list[AuditNew] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
     unused_ids: tuple[int, int] | None = None  # reserved ids to return, from the first to the last
     bytes: int = 0  # an estimate of its size in memory

@@ -5,7 +5,8 @@ A command carries `request`, the number of its Answer. The command is answered o
 decided before the answer.
 """
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
@@ -49,9 +50,11 @@ class Command(Struct, frozen=True):
 
 
 class CommandOfOperator(Command, frozen=True, kw_only=True):
-    """A command whose sender the history names. `by`: the name of the sender's token, or its digest."""
+    """A command of an operator, which leaves a row in `audit`. `by`: the name of the sender's token, or its digest.
+    None: the program that embeds the broker. `via`: how the sender was identified."""
 
     by: str | None = None
+    via: str = PROCESS
 
 
 class SubmitTasks(Command, frozen=True):
@@ -61,12 +64,12 @@ class SubmitTasks(Command, frozen=True):
     entropy: int
 
 
-class ApplyWorkflow(Command, frozen=True):
+class ApplyWorkflow(CommandOfOperator, frozen=True):
     workflow: Workflow
     activate: bool = True
 
 
-class ActivateWorkflow(Command, frozen=True):
+class ActivateWorkflow(CommandOfOperator, frozen=True):
     namespace: str
     name: str
     version: str
@@ -216,6 +219,17 @@ class GrantsChanged(Struct, frozen=True):
     declared_dead: frozenset[str] = frozenset()  # names of revoked principals
 
 
+class ActionNoticed(Struct, frozen=True):
+    """An action to record in `audit` that was not requested of the core. Nothing waits for the row's commit."""
+
+    principal: str
+    via: str
+    action: str
+    target: str = ""
+    detail: Mapping[str, Any] = {}
+    outcome: str = "done"
+
+
 class Drain(Struct, frozen=True):
     """The broker will stop: it accepts and dispatches nothing new; running steps may finish."""
 
@@ -249,6 +263,7 @@ Event: TypeAlias = (
     | Tick
     | Reconfigure
     | GrantsChanged
+    | ActionNoticed
     | Drain
     | Leave
 )

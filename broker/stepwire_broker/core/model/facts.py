@@ -8,7 +8,7 @@ characters. `by` is the name of the operator's token, or the beginning of its di
 
 `at` is UTC milliseconds. A step is named by its position in the task. A fact has no payload: a completed
 step's output is in its row, and the fact carries its size and CRC-32. After an erasure the facts before it have no
-text of clients and handlers, see erasing.py.
+text of clients and handlers, see core/commit/scrubbing.py.
 """
 
 from typing import Final, TypeAlias

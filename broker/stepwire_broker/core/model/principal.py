@@ -42,6 +42,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     messages_per_s: int | None = None  # None: the default of the bus
     bytes_per_s: int | None = None
     expires_ms: int | None = None  # UTC
+    identities: str = ""  # a digest of its keys and users, so that another key is another grant
 
 
 def full_grant(principal: str) -> Grant:

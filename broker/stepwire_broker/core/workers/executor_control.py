@@ -1,6 +1,6 @@
 """Executors: pause and resume by an operator, and the figures of their runs.
 
-A pause is not stored: it ends when the executor is resumed or the broker restarts.
+A pause is not stored, except in `audit`: it ends when the executor is resumed or the broker restarts.
 """
 
 from collections.abc import Callable
@@ -9,20 +9,19 @@ from typing import Final
 from stepwire_protocol.messages import Result
 
 from stepwire_broker.core.answers.answers import Answer
-from stepwire_broker.core.commit.decision import ToRequest
-from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.targets import BUS
 from stepwire_broker.core.state import BrokerState
 
 
-class PauseExecutor(Command, frozen=True):
+class PauseExecutor(CommandOfOperator, frozen=True):
     """Send this executor no further steps until it is resumed or the broker restarts."""
 
     executor: str
 
 
-class ResumeExecutor(Command, frozen=True):
+class ResumeExecutor(CommandOfOperator, frozen=True):
     executor: str
 
 
@@ -36,15 +35,19 @@ class ExecutorPaused(Answer, frozen=True):
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
     """Pause an executor, which finishes the steps it has. If it is already paused, its first pause continues."""
     executor = state.executor(event.executor)
+    outcome = "done" if executor.paused_wall is None else "unchanged"
     if executor.paused_wall is None:
         executor.paused_wall = now.wall
-    state.decision.answers.append(ToRequest(event.request, ExecutorPaused(executor.key, executor.paused_wall)))
+    state.audit(event, "pause_executor", f"executor {executor.key}", now, outcome=outcome)
+    state.answer(event.request, ExecutorPaused(executor.key, executor.paused_wall))
 
 
 def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
     executor = state.executor(event.executor)
+    outcome = "unchanged" if executor.paused_wall is None else "done"
     executor.paused_wall = None
-    state.decision.answers.append(ToRequest(event.request, ExecutorPaused(executor.key, None)))
+    state.audit(event, "resume_executor", f"executor {executor.key}", now, outcome=outcome)
+    state.answer(event.request, ExecutorPaused(executor.key, None))
 
 
 def count_run(state: BrokerState, session: WorkerSession | None, step: Step, result: Result, now: Now) -> None:

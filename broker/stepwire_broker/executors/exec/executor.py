@@ -3,6 +3,7 @@
 `exit_codes.py` turns exit codes into results. `program.py` starts a program, records it, and makes sure that it ends.
 """
 
+import asyncio
 import os
 import secrets
 import time
@@ -11,7 +12,9 @@ from typing import Final
 
 import structlog
 from msgspec import structs
+from stepwire import secret_values
 from stepwire.actions import RunEnd
+from stepwire.secret_files import SecretUnavailable
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepRequest
 
@@ -28,6 +31,7 @@ from stepwire_broker.executors.contract import (
     StepReady,
 )
 
+from . import program_secrets
 from .commands import Commands, ProgramCommand
 from .exit_codes import outcome_of, stderr_of
 from .program import NotStarted, Program, ProgramEnded, ProgramStart
@@ -49,6 +53,7 @@ class Exec(BaseExecutor):
         self._commands = Commands(settings.executors.exec, os.environ)
         self.handlers = self._commands.handlers
         self.shadow_safe = self._commands.shadow_safe
+        self._secrets_dir = settings.executors.exec.secrets_dir
         self._runs_dir = settings.executors.exec.runs_dir
         room = settings.bus.max_message_bytes - RESULT_OVERHEAD_BYTES
         self._stdout_bytes_max = max(0, min(settings.limits.payload_bytes, room))
@@ -73,6 +78,9 @@ class Exec(BaseExecutor):
             if command is None:
                 raise NoExecutor(f"executors.exec.commands has no program for {step.handler_class}")
             request = await step.request()
+            values: dict[str, str] = {}
+            if secret_values.may_need(request):
+                request, values = await asyncio.to_thread(program_secrets.resolved, request, self._secrets_dir)
             mark = secrets.token_hex(8)
             order = ProgramStart(
                 argv=command.argv,
@@ -87,12 +95,14 @@ class Exec(BaseExecutor):
                 raise NoCapacity(f"the run was cancelled before it began: {self._early_cancels[run]}")
             self._programs[run] = program
             ended = await program.run()
+        except SecretUnavailable as error:
+            raise ExecutionFailed(str(error), code="secret_unavailable", category=error.category) from None
         except NotStarted as error:
             raise ExecutionFailed(str(error), code="not_started", category="unavailable") from None
         finally:
             self._programs.pop(run, None)
             self._early_cancels.pop(run, None)
-        return self._outcome(step, ended)
+        return self._outcome(step, program_secrets.without_values(ended, values))
 
     def cancel(self, step: StepReady, reason: RunEnd) -> None:
         run = (step.step_id, step.delivery)

@@ -11,10 +11,14 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, Committed
 from stepwire_broker.store.errors import NotThere, StoreRefused, WouldReplace
+from stepwire_broker.store.lane import Writing
+from stepwire_broker.store.ports import LANE
 
 from . import opening
-from .migrate import revision
+from .migrate import HEAD, revision
+from .writer import SqliteWriter
 
 PAGES_A_STEP: Final = 1_024  # pages copied between two calls of `progress`
 
@@ -57,6 +61,32 @@ def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
         finally:
             partial.unlink(missing_ok=True)
     return Made(str(file), file.stat().st_size, wall_ms, round((time.monotonic() - began) * 1000))
+
+
+def record_backup(path: Path, broker_id: str, file: Path, wall_ms: int) -> None:
+    """Record a backup in the audit, while no broker has the database open. A database of an older schema has none."""
+    lock = opening.lock(path)
+    try:
+        with closing(opening.open_writer(path)) as connection:
+            lane = connection.execute(
+                "SELECT id, epoch, seq FROM lanes WHERE broker = ? ORDER BY lane LIMIT 1", (broker_id,)
+            ).fetchone()
+            if lane is None or revision(connection) != HEAD:
+                return
+            lane_id, epoch, seq = lane
+            row = audit_row("backup_database", f"file {file.name}", {}, wall_ms)
+            group = CommitGroup(lane=LANE, seq=seq + 1, audit=[row])
+            outcome = Writing(LANE, SqliteWriter(connection, path, lane_id, epoch), group).attempt()
+            if not isinstance(outcome, Committed):
+                raise StoreRefused(f"the backup could not be recorded in the audit: {outcome}")
+    finally:
+        lock.release()
+
+
+def audit_row(action: str, target: str, detail: dict[str, object], wall_ms: int) -> AuditNew:
+    """A row about a command that writes to the database without a broker. Its principal is the user of the process."""
+    text = msgspec.json.encode(detail).decode()
+    return AuditNew(wall_ms, f"uid-{os.geteuid()}", "command", action, target, "", text, "done", None)
 
 
 def open_stored(path: Path) -> sqlite3.Connection:

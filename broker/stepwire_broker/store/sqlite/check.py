@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 from stepwire_broker.store.rows import TaskWithHistory
 
+from . import audit
 from .queries import SqliteQueries
 
 PAGE_TASKS: Final = 200
@@ -64,6 +65,7 @@ def _findings(connection: sqlite3.Connection, sample: int | None) -> Iterator[st
     for select, sentence in REFERENCES:
         for values in connection.execute(f"{select} LIMIT ?", (FINDINGS_MAX,)).fetchall():
             yield sentence.format(*values)
+    yield from audit.verify(connection)
     workflows: dict[int, Workflow] = {}
     yield from _read_workflows(connection, workflows)
     for task_ids in _pages(connection, sample):

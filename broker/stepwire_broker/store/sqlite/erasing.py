@@ -4,7 +4,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from stepwire_broker.core.model import erasing
+from stepwire_broker.core.answers import erasing
+from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.model.commit_group import TaskErased
 from stepwire_broker.store.erasure import FRAME_CODES, names_a_step, text_of
 
@@ -70,7 +71,7 @@ def _erase_history(execute: Execute, task_id: int) -> None:
         "SELECT lane_id, seq, position, CAST(facts AS BLOB) FROM history WHERE task_id = ?", (task_id,)
     ).fetchall()
     for lane_id, seq, position, facts in rows:
-        scrubbed = erasing.scrubbed(facts)
+        scrubbed = scrubbing.scrubbed(facts)
         if scrubbed != facts:
             execute(
                 "UPDATE history SET facts = ? WHERE lane_id = ? AND seq = ? AND position = ?",

@@ -6,11 +6,13 @@ from typing import Any, Final
 
 from stepwire_protocol import limits, patterns
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.commit_group import StepStderr
+from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
+    AuditFilter,
     EventRow,
     HistoryCursor,
     HistoryItem,
@@ -234,6 +236,33 @@ class PageQueries(Reading):
              lane_id = :lane_id AND (seq, position) >= (:seq, :position) ORDER BY seq, position LIMIT :limit
             """,  # noqa: S608
             {"lane_id": lane_id, "seq": first.seq, "position": first.position, "limit": limit, "task_id": task_id},
+        )
+
+    # -- the audit ----------------------------------------------------------------------------------------------------
+
+    def audit_chains(self) -> list[AuditChain]:
+        return self.rows(
+            AuditChain, "SELECT lane, n, hash, cut_n, cut_hash FROM audit_chains ORDER BY lane LIMIT -1", {}
+        )
+
+    def audit_rows(self, wanted: AuditFilter) -> list[AuditRow]:
+        conditions, values = _conditions(
+            {
+                "principal = :principal": wanted.principal,
+                "action = :action": wanted.action,
+                "target = :target": wanted.target,
+                "outcome = :outcome": wanted.outcome,
+                "at_ms >= :since_ms": wanted.since_ms,
+                "at_ms < :until_ms": wanted.until_ms,
+            }
+        )
+        where = " AND ".join(["lane = :lane", "n >= :first", "n < :before", *conditions])
+        values |= {"lane": wanted.lane, "first": wanted.first, "before": wanted.before, "limit": wanted.limit}
+        columns = ", ".join(AuditRow._fields)
+        return self.rows(
+            AuditRow,
+            f"SELECT {columns} FROM audit WHERE {where} ORDER BY n DESC LIMIT :limit",  # noqa: S608
+            values,
         )
 
     # -- refused input ------------------------------------------------------------------------------------------------

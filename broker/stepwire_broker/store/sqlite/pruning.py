@@ -10,7 +10,7 @@ import msgspec
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.store.errors import StoreRefused
-from stepwire_broker.store.retention import EndedStep, EndedTask, ParkedInput, Pruned, Retention
+from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, ParkedInput, Pruned, Retention
 
 from . import opening
 from .migrate import HEAD, revision
@@ -130,6 +130,17 @@ class SqlitePruning:
 
     def remove_parked(self, ids: Collection[int]) -> int:
         return self._remove("DELETE FROM parked WHERE id IN (SELECT value FROM json_each(?))", ids)
+
+    # -- the audit ----------------------------------------------------------------------------------------------------
+
+    def first_audit(self, limit: int) -> list[OldAudit]:
+        lanes = self._execute("SELECT lane FROM audit_chains ORDER BY lane").fetchall()
+        select = "SELECT lane, n, at_ms, hash FROM audit WHERE lane = :lane ORDER BY n LIMIT :limit"
+        return [row for (lane,) in lanes for row in self._read.rows(OldAudit, select, {"lane": lane, "limit": limit})]
+
+    def cut_audit(self, last: OldAudit) -> int:
+        self._execute("UPDATE audit_chains SET cut_n = ?, cut_hash = ? WHERE lane = ?", (last.n, last.hash, last.lane))
+        return self._execute("DELETE FROM audit WHERE lane = ? AND n <= ?", (last.lane, last.n)).rowcount
 
     # -- notes --------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 It is a process, because a process that closes a file of its own loses SQLite's locks on that file, and because the
 search would take the interpreter from the broker's loop. It reads its orders as JSON from standard input, and writes
-one JSON document: see `Order` and `Found`.
+one JSON document: see `SearchOrder` and `Found`.
 """
 
 import os
@@ -25,7 +25,7 @@ CHUNK_BYTES: Final = 4 * 1024 * 1024
 ROWS_A_READ: Final = 200
 
 
-class Order(Struct, frozen=True):
+class SearchOrder(Struct, frozen=True):
     path: str
     words: list[bytes]
     keys: list[bytes]
@@ -33,7 +33,7 @@ class Order(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """`places`: the number of places with a word that is in no row any more. `in_rows`: words that other rows hold too,
+    """`places`: the number of places with a word that no row holds now. `in_rows`: words that other rows hold too,
     which prove nothing. `is_complete`: False if the time was over first."""
 
     bytes: int
@@ -42,7 +42,7 @@ class Found(Struct, frozen=True):
     is_complete: bool
 
 
-def search(order: Order) -> Found:
+def search(order: SearchOrder) -> Found:
     until_s = time.monotonic() + order.limit_s
     words, keys = frozenset(order.words), order.keys
     counts: Counter[bytes] = Counter()
@@ -94,7 +94,7 @@ def _in_rows(path: Path, found: set[bytes], until_s: float) -> set[bytes]:
 
 def main() -> None:
     os.nice(5)
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchOrder)
     sys.stdout.buffer.write(msgspec.json.encode(search(order)))
 
 

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import stored_workflow
 from stepwire_broker.core.intake.erasure import erase_restored
 from stepwire_broker.core.loading import residency
-from stepwire_broker.core.model import erasing
 from stepwire_broker.core.model.apply import unlink
 from stepwire_broker.core.model.commit_group import Committed
 from stepwire_broker.core.model.events import Now
@@ -35,8 +35,8 @@ from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
 from stepwire_broker.store.ports import LANE
 
-from . import opening
-from .backup import MADE, Progress, connect, copy_pages, note, open_stored, sync, verify
+from . import audit, opening
+from .backup import MADE, Progress, audit_row, connect, copy_pages, note, open_stored, sync, verify
 from .database import begin_epoch
 from .migrate import migrate
 from .queries import SqliteQueries
@@ -134,6 +134,7 @@ def _renewed(
         made = connection.execute(
             "SELECT json_extract(value, '$.made_ms') FROM meta WHERE name = ?", (MADE,)
         ).fetchone()
+        replaced_heads = _heads_of(path)
         lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
         lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
         writer = SqliteWriter(connection, built, lane_id, opened.epoch)
@@ -142,6 +143,9 @@ def _renewed(
         erased_tasks = 0 if erased_ms is None else _erase_again(state, writer, erased_ms, now)
         if erased_tasks:
             connection.execute("VACUUM")  # the unused parts of the file may hold erased payloads too
+        detail = {"deployment_before": before, "made_ms": None if made is None else made[0], "replaced": replaced_heads}
+        detail["erased_tasks"] = erased_tasks
+        state.write_audit(audit_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
         held_tasks, held_steps = _hold(state, writer, opened.open_tasks, now, progress)
         restored = RestoredBackup(
             made_ms=None if made is None else made[0],
@@ -188,6 +192,15 @@ def _continue_numbers(connection: sqlite3.Connection, path: Path, broker_id: str
     )
     connection.execute("COMMIT")
     return lease_ms
+
+
+def _heads_of(path: Path) -> list[dict[str, object]]:
+    """The ends of the replaced database's audit, so that stored heads of it can still be found in a chain."""
+    try:
+        with closing(opening.open_reader(path)) as replaced:
+            return [chain.head._asdict() for chain in audit.chains(replaced)]
+    except (sqlite3.Error, StoreRefused):
+        return []  # the replaced database is gone, damaged, or of an older schema
 
 
 class UsedNumbers(NamedTuple):
@@ -246,6 +259,7 @@ def _erase_again(state: BrokerState, writer: SqliteWriter, erased_ms: ErasedMs, 
 def _hold(state: BrokerState, writer: SqliteWriter, open_tasks: int, now: Now, progress: Progress) -> tuple[int, int]:
     """Hold every step that must not start twice, through the core and the lane. Returns the numbers of tasks and
     steps."""
+    _write(state, writer, now)  # the row of the audit
     held_tasks = held_steps = checked = after = 0
     queries = SqliteQueries(writer.connection)
     while task_ids := queries.open_task_ids(after, PAGE_TASKS):

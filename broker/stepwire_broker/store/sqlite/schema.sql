@@ -217,3 +217,37 @@ CREATE TABLE parked (
  STRICT
 
 ;
+CREATE TABLE audit (
+	lane INTEGER NOT NULL, 
+	n INTEGER NOT NULL, 
+	at_ms INTEGER NOT NULL, 
+	principal TEXT NOT NULL, 
+	via TEXT NOT NULL, 
+	action TEXT NOT NULL, 
+	target TEXT NOT NULL, 
+	reason TEXT NOT NULL, 
+	detail TEXT NOT NULL, 
+	outcome TEXT NOT NULL, 
+	request_id TEXT, 
+	hash TEXT NOT NULL, 
+	PRIMARY KEY (lane, n), 
+	CONSTRAINT n_counts CHECK (n > 0), 
+	CONSTRAINT hash_is_whole CHECK (length(hash) = 64)
+)
+ WITHOUT ROWID,
+ STRICT
+
+;
+CREATE TABLE audit_chains (
+	lane INTEGER NOT NULL, 
+	n INTEGER NOT NULL, 
+	hash TEXT NOT NULL, 
+	cut_n INTEGER NOT NULL, 
+	cut_hash TEXT NOT NULL, 
+	PRIMARY KEY (lane), 
+	CONSTRAINT cut_is_before_the_end CHECK (n >= cut_n AND cut_n >= 0), 
+	CONSTRAINT hashes_are_whole CHECK (length(hash) = 64 AND length(cut_hash) = 64)
+)
+ STRICT
+
+;

@@ -24,6 +24,7 @@ from stepwire_broker.core.model.commit_group import (
     TaskChanged,
     TaskNew,
 )
+from stepwire_broker.store.audit_chain import AuditRow
 
 NONE: Final = -1
 ROWS_MAX: Final = 256  # in one statement: larger statements exceed the processor's cache and take longer per row
@@ -133,5 +134,10 @@ STEPS_STDERR: Final = _insert(
 TASKS_CHANGED: Final = _update("tasks", TaskChanged._fields)
 HISTORY: Final = _insert("history", ("lane_id", "seq", "position", "task_id", "at_ms", "facts"))
 PARKED: Final = _insert("parked", Parked._fields)
+AUDIT: Final = _insert("audit", AuditRow._fields)
+MOVE_AUDIT_END: Final = (
+    "INSERT INTO audit_chains (lane, n, hash, cut_n, cut_hash) VALUES (?, ?, ?, 0, ?) "
+    "ON CONFLICT (lane) DO UPDATE SET n = excluded.n, hash = excluded.hash"
+)
 CLAIM: Final = _insert("keys", Key._fields, "ON CONFLICT (namespace, key) DO NOTHING")
 RELEASE: Final = _delete("keys", ("namespace", "key", "task_id"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.model.commit_group import (
+    AuditNew,
     CommitGroup,
     ControlChanged,
     HistoryRow,
@@ -20,13 +21,16 @@ from stepwire_broker.core.model.commit_group import (
     TaskNew,
     WorkflowNew,
 )
+from stepwire_broker.store.audit_chain import START, AuditHead, linked
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
 from . import erasing, opening
 from .statements import (
+    AUDIT,
     CLAIM,
     HISTORY,
+    MOVE_AUDIT_END,
     PARKED,
     RELEASE,
     REMOVED,
@@ -44,7 +48,6 @@ from .statements import (
 from .troubles import FileReplaced, TaskIsGone, trouble_of
 
 CHECKPOINT_PAGES: Final = 8_192  # about 32 MB of write-ahead log
-MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # a larger database is rewritten through a temporary file
 PAGE_BYTES: Final = 4_096
 FRAME_BYTES: Final = PAGE_BYTES + 24  # a page in the log
 PAGES_AHEAD: Final = 256  # the log is lengthened this many pages before its end is reached
@@ -67,7 +70,7 @@ class SqliteWriter:
         self._position = 0
         self._pages = 0  # written to the log since the last checkpoint
         self._pages_laid_out = 0
-        self._lay_out()
+        self.lay_out()
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
@@ -182,6 +185,12 @@ class SqliteWriter:
         """Store refused input. Names are made storable and bodies are bytes, so that the input is not refused again."""
         PARKED.run(self._execute, [row._replace(source=_safe(row.source), code=_safe(row.code)) for row in parked])
 
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        end = self._execute("SELECT lane, n, hash FROM audit_chains WHERE lane = ?", (self._lane_id,)).fetchone()
+        rows = linked(AuditHead(self._lane_id, 0, START) if end is None else AuditHead(*end), new)
+        AUDIT.run(self._execute, rows)
+        self._execute(MOVE_AUDIT_END, (self._lane_id, rows[-1].n, rows[-1].hash, START))
+
     def claim_keys(self, claims: Sequence[Key]) -> int:
         return CLAIM.run(self._execute, claims)
 
@@ -255,31 +264,11 @@ class SqliteWriter:
             self._pages = 0
             self._execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         elif self._pages > self._pages_laid_out - PAGES_AHEAD:
-            self._lay_out()
+            self.lay_out()
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
         length = opening.lay_out_log(self._path)
         self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
-
-    def checkpoint(self) -> bool:
-        busy, _, _ = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._pages = 0
-        self._lay_out()
-        return not busy
-
-    def compact(self) -> None:
-        if self._path.stat().st_size > MEMORY_BYTES_MAX:
-            self._execute("PRAGMA temp_store=FILE").fetchall()
-        try:
-            self._execute("VACUUM")
-        finally:
-            self._execute("PRAGMA temp_store=MEMORY").fetchall()
-
-    def unverified_erasures(self) -> int:
-        return erasing.unverified(self._execute)
-
-    def erasures_are_verified(self, count: int) -> None:
-        erasing.are_verified(self._execute, count)
 
     def close(self) -> None:
         """Close the connection. SQLite moves the whole log into the database when the last connection closes."""

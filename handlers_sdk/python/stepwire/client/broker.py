@@ -34,6 +34,31 @@ class BrokerCalls(Calls):
         `is_clean` in the answer: the search was complete and found nothing. Otherwise `hint` names the next action."""
         return self._transport.post("/v1/database/finish-erasures", None, is_safe=True)
 
+    def audit(
+        self,
+        *,
+        principal: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        outcome: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """One page of the audit, the newest rows first. `next_cursor` is the `cursor` of the next page."""
+        filters = {"principal": principal, "action": action, "target": target, "outcome": outcome}
+        page = {"since": since, "until": until, "limit": limit, "cursor": cursor}
+        return self._transport.get("/v1/audit", {**filters, **page})
+
+    def audit_head(self) -> dict[str, Any]:
+        """The last row of each of the audit's chains: `{"at", "heads"}`."""
+        return self._transport.get("/v1/audit/head")
+
+    def record_backup(self, file: str) -> dict[str, Any]:
+        """Record in the audit that the database will be copied to this file. Returns the same as `audit_head`."""
+        return self._transport.post("/v1/database/backups", {"file": file}, is_safe=False)
+
     def prune(self) -> dict[str, Any]:
         """Remove finished tasks whose retention time is over.
 

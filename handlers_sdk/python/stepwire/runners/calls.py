@@ -12,6 +12,7 @@ from stepwire_protocol.messages import Item, Result, StepRequest
 
 from stepwire.actions import Run
 from stepwire.context import Context
+from stepwire.edge import Edge, OpenedStep
 from stepwire.handler import Handler, bad_input, completed, failed, read_input, stopped
 from stepwire.identity import now_ms
 
@@ -29,10 +30,13 @@ class OutcomeReport(Protocol):
 class HandlerCall:
     """One run, with its handler and context."""
 
-    __slots__ = ("context", "handler", "offer", "run", "task")
+    __slots__ = ("context", "edge", "handler", "offer", "opened", "run", "step", "task")
 
-    def __init__(self, run: Run, handler: Handler, context: Context) -> None:
+    def __init__(self, run: Run, handler: Handler, context: Context, edge: Edge | None = None) -> None:
         self.run = run
+        self.step = run.step  # as the handler receives it
+        self.edge = edge  # None: the step is open already
+        self.opened: OpenedStep | None = None
         self.offer = run.offer
         self.handler = handler
         self.context = context
@@ -45,10 +49,46 @@ class HandlerCall:
         self.context._begin(at_ms, self.run.timeout_at_ms)
         return self.context.cancel_reason is None
 
+    @property
+    def needs_opening(self) -> bool:
+        return self.edge is not None and self.edge.is_needed(self.run.step)
+
+    def open(self) -> Result | None:
+        """Open the step for its handler. Returns None, or the result of a step that cannot be opened. May wait for
+        files."""
+        assert self.edge is not None
+        opened = self.edge.open(self.run.step)
+        if isinstance(opened, Result):
+            return _logged(self.run.step, opened)
+        self.opened = opened
+        self.step = self.context._step = opened.step
+        return None
+
+    @property
+    def is_too_late(self) -> bool:
+        """True if the lease ended while the step was opened: the handler must not be called."""
+        return now_ms() >= self.run.lease.until_ms
+
+    def closed(self, result: Result | None) -> Result | None:
+        """The result as it may leave the worker."""
+        if result is None or self.edge is None or self.opened is None:
+            return result
+        return self.edge.close(self.opened, result)
+
+
+def opened_and_closed(call: HandlerCall, perform: Callable[[HandlerCall], Result | None]) -> Result | None:
+    """Perform a call in this thread, between the opening of its step and the closing of its result."""
+    if not call.needs_opening:
+        return perform(call)
+    refusal = call.open()
+    if refusal is not None:
+        return refusal
+    return GIVE_BACK if call.is_too_late else call.closed(perform(call))
+
 
 def call_plain(call: HandlerCall) -> Result:
     """Run a plain handler in this thread, in a copy of the context variables."""
-    handler, step, context = call.handler, call.run.step, call.context
+    handler, step, context = call.handler, call.step, call.context
     started_ms = now_ms()
     arguments: tuple[Any, ...] = (context,)
     if handler.takes_input:
@@ -69,8 +109,21 @@ def call_plain(call: HandlerCall) -> Result:
 
 
 async def call_async(call: HandlerCall, started_ms: float) -> Result | None:
+    """Run an async handler in the current task, between the opening of its step and the closing of its result."""
+    if not call.needs_opening:
+        return await _call_async(call, started_ms)
+    try:
+        refusal = await asyncio.to_thread(call.open)
+    except asyncio.CancelledError:
+        return stopped(call.run.step, call.context.cancel_reason or "shutdown", now_ms() - started_ms)
+    if refusal is not None:
+        return refusal
+    return GIVE_BACK if call.is_too_late else call.closed(await _call_async(call, started_ms))
+
+
+async def _call_async(call: HandlerCall, started_ms: float) -> Result | None:
     """Run an async handler in the current task, in a copy of the context variables."""
-    handler, step, context = call.handler, call.run.step, call.context
+    handler, step, context = call.handler, call.step, call.context
     running: Coroutine[Any, Any, Any]
     try:
         if handler.takes_input:

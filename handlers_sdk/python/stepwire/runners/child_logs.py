@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from stepwire import logs
+from stepwire.redaction import redact
 from stepwire.texts import clean
 
 TEXT_CHARS_MAX: Final = 65_536
@@ -91,6 +92,6 @@ class _ToWorker(logging.Handler):
             record.levelno,
             clean(record.getMessage(), TEXT_CHARS_MAX),
             record.created,
-            None if traceback is None else clean(traceback[-TEXT_CHARS_MAX:], TEXT_CHARS_MAX),
+            None if traceback is None else clean(redact(traceback)[-TEXT_CHARS_MAX:], TEXT_CHARS_MAX),
             {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD},
         )

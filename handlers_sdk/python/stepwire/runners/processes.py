@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from stepwire_protocol.messages import Item, Result, StepRequest
 
+from stepwire import redaction
 from stepwire.actions import Lease, Run
 from stepwire.context import Context, ProgressReport
 from stepwire.handler import make_handler, sdk_failure, stopped
@@ -44,6 +45,7 @@ class _StartRun(msgspec.Struct, frozen=True):
     version: str | None
     step: StepRequest
     timeout_in_ms: float | None
+    secrets: dict[str, str] = {}  # the values that the step holds, by name, for the child to remove from its texts
 
 
 class _Progress(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ class ChildProcess:
         self._pipe: Connection | None = None
 
     def perform(self, call: HandlerCall) -> Result | None:
-        step, handler, context = call.run.step, call.handler, call.context
+        step, handler, context = call.step, call.handler, call.context
         pipe = self._connected()
         started_ms = now_ms()
         left_ms = call.run.timeout_at_ms - started_ms
@@ -77,6 +79,7 @@ class ChildProcess:
             handler.version,
             step,
             left_ms if left_ms != float("inf") else None,
+            {} if call.opened is None else call.opened.values,
         )
         try:
             pipe.send_bytes(_encode(start))
@@ -201,6 +204,7 @@ def _child(ours: Connection, parent: int, levels: dict[str, int]) -> None:
 
 
 def _perform(start: _StartRun, report: ProgressReport) -> Result:
+    redaction.remember(start.secrets)
     try:
         function: Any = importlib.import_module(_module_here(start.module))
         for name in start.function.split("."):

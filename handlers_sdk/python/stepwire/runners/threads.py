@@ -8,7 +8,7 @@ from stepwire_protocol.messages import Result
 
 from stepwire.identity import now_ms
 
-from .calls import GIVE_BACK, HandlerCall, OutcomeReport
+from .calls import GIVE_BACK, HandlerCall, OutcomeReport, opened_and_closed
 
 
 class ThreadRunner:
@@ -61,7 +61,7 @@ class ThreadRunner:
                 self._idle -= 1
             call: HandlerCall | None = first
             while call is not None:
-                result = self._perform(call) if call.begin(now_ms()) else GIVE_BACK
+                result = opened_and_closed(call, self._perform) if call.begin(now_ms()) else GIVE_BACK
                 ended, call = call, self._next_call(call)
                 if call is None:
                     with self._lock:

@@ -15,6 +15,7 @@ from stepwire_protocol.messages import Item
 from stepwire.actions import NEVER, CancelRun, Connect, Disconnect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
 from stepwire.context import Context
 from stepwire.curve import CurveKeys
+from stepwire.edge import Edge
 from stepwire.handler import Handler
 from stepwire.identity import now_ms
 from stepwire.runners import run_log
@@ -43,8 +44,10 @@ class SocketThread:
         handlers: tuple[Handler, ...],
         zmq_context: "zmq.Context[Any] | None",
         curve_keys: CurveKeys | None = None,
+        edge: Edge | None = None,
     ) -> None:
         self.worker_id = config.worker
+        self._edge = edge
         self.session = Session(config, random.Random().random)  # does not affect the program's own `random`
         self.has_ended = threading.Event()
         self._config = config
@@ -219,7 +222,7 @@ class SocketThread:
 
     def _run(self, action: Run) -> None:
         context = Context(action.step, started_ms=0.0, timeout_at_ms=NEVER, clock=now_ms, report=self.report_progress)
-        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context)
+        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context, self._edge)
         self._runners.submit(call)
 
     def _look_for_brokers(self) -> None:

@@ -15,9 +15,11 @@ import zmq
 from stepwire_protocol import limits
 
 from stepwire import curve, environment, identity, logs
+from stepwire.edge import Edge
 from stepwire.errors import ConfigurationError
 from stepwire.handler import Handler, make_handler
 from stepwire.runners.processes import children_die_with_us
+from stepwire.secret_values import SecretResolver
 from stepwire.session import Config
 
 from .socket_thread import DRAIN_MS, SocketThread
@@ -55,6 +57,9 @@ class Worker:
     `curve_server_key` is the CURVE key of the brokers, `curve_public_key` and `curve_secret_key` are those of this
     worker: all three, or none for connections without encryption. With CURVE, `name` is the name of the key.
 
+    `secrets` resolves references like `{"$secret": "stripe/live"}` in a step's configuration and input: a directory of
+    files, or a function from the name to the value.
+
     For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
     """
@@ -73,6 +78,7 @@ class Worker:
         curve_server_key: str | None = None,
         curve_public_key: str | None = None,
         curve_secret_key: str | None = None,
+        secrets: str | SecretResolver | None = None,
         heartbeat_ms: int = limits.HEARTBEAT_MS,
         context: "zmq.Context[Any] | None" = None,
     ) -> None:
@@ -86,6 +92,7 @@ class Worker:
         self._prefetch = prefetch
         self._labels = dict(labels or {})
         self._curve = curve.keys(curve_server_key, curve_public_key, curve_secret_key)
+        self._edge = Edge(secrets)
         self._handler_version = environment.check_handler_version(handler_version)
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
@@ -99,7 +106,7 @@ class Worker:
     def from_env(cls, **changes: Any) -> "Worker":
         """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
         STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY, STEPWIRE_CURVE_SECRET_KEY (or
-        STEPWIRE_CURVE_FILE).
+        STEPWIRE_CURVE_FILE), STEPWIRE_SECRETS_DIR.
 
         `changes` are arguments of `Worker`, and override the environment.
         """
@@ -226,7 +233,7 @@ class Worker:
             pid_started=process.pid_started,
             proof=process.is_provable and children_die_with_us(),
         )
-        self._thread = SocketThread(config, tuple(self._handlers), self._zmq_context, self._curve)
+        self._thread = SocketThread(config, tuple(self._handlers), self._zmq_context, self._curve, self._edge)
         self._thread_pid = os.getpid()
         self._thread.start()
 

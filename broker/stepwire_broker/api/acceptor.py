@@ -1,0 +1,214 @@
+"""Accepts connections and reads their first bytes, before a connection costs more than a socket.
+
+A connection that opens and closes at once, or sends nothing, never reaches the HTTP server. Neither does a probe of
+`/livez`: it is answered here, so that a flood of other connections does not delay it. A first request with a valid
+token is passed on at once. All others are refused in any case, and only some of them per second get their full answer.
+"""
+
+import asyncio
+import errno
+import re
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from .connections import HttpConnections
+from .token import Tokens
+
+ACCEPT_S_MAX: Final = 0.01  # in one turn of the event loop
+FIRST_BYTES_MAX: Final = 16 * 1024
+STRANGERS: Final = "strangers_per_s"  # the name of the limit
+PAUSE_S: Final = 0.1  # without free file descriptors
+CHECK_S: Final = 1.0
+
+_BEARER: Final = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([^\s]+)[ \t]*\r\n", re.IGNORECASE)
+_PROBE: Final = (b"GET /livez HTTP/1.1\r\n", b"GET /livez HTTP/1.0\r\n")
+_END: Final = b"\r\n\r\n"
+_NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+MakeProtocol = Callable[[bytes], asyncio.Protocol]
+
+
+class Answers:
+    """The answers that the acceptor sends itself, as they travel, and functions to count them."""
+
+    def __init__(self, alive: bytes, on_alive: Callable[[], None], refused: bytes) -> None:
+        self.alive = alive
+        self.on_alive = on_alive
+        self.refused = refused
+
+
+class Acceptor:
+    """Accepts the connections of one listening socket until `close`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: MakeProtocol,
+        connections: HttpConnections,
+        tokens: Tokens,
+        answers: Answers,
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._connections = connections
+        self._tokens = tokens
+        self._answers = answers
+        self._loop = asyncio.get_running_loop()
+        self._silent: dict[_Silent, None] = {}  # the oldest first
+        self._selector = selectors.DefaultSelector()
+        self._is_closed = False
+        self._strangers = _Allowance(connections.limits.strangers_per_s)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._checking: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._selector.fileno(), self._on_first_bytes)
+        self._loop.add_reader(listener.fileno(), self._on_connections)
+
+    def close(self) -> None:
+        """Accept nothing further, and close the connections that have sent nothing. The caller closes the listener."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.remove_reader(self._selector.fileno())
+        if self._checking is not None:
+            self._checking.cancel()
+        for silent in list(self._silent):
+            silent.abort()
+        self._selector.close()
+
+    def _on_connections(self) -> None:
+        ends_s = time.monotonic() + ACCEPT_S_MAX
+        while time.monotonic() < ends_s:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_FILES:
+                    raise
+                self._pause()
+                return
+            if not self._look(connection):
+                self._wait_for(connection)
+
+    def _look(self, connection: socket.socket) -> bool:
+        """Serve, refuse or close the connection by its first bytes. False if it has sent none so far."""
+        try:
+            data = connection.recv(FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            connection.close()
+        elif data.startswith(_PROBE) and data.endswith(_END):
+            self._answers.on_alive()
+            _answer(connection, self._answers.alive)
+        elif self._is_known(data) or self._strangers.take():
+            serving = self._loop.create_task(self._serve(connection, data))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+        else:
+            self._connections.refusals.count(STRANGERS)
+            _answer(connection, self._answers.refused)
+        return True
+
+    def _is_known(self, data: bytes) -> bool:
+        bearer = _BEARER.search(data)
+        return bearer is not None and self._tokens.admit(bearer[1]) is not None
+
+    async def _serve(self, connection: socket.socket, data: bytes) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(data), connection)
+        except OSError:  # the client is gone
+            connection.close()
+
+    # -- connections that have sent nothing ---------------------------------------------------------------------------
+
+    def _wait_for(self, connection: socket.socket) -> None:
+        silent = _Silent(self, connection)
+        self._silent[silent] = None
+        self._selector.register(connection, selectors.EVENT_READ, silent)
+        self._connections.opened(silent)
+        if self._checking is None:
+            self._checking = self._loop.call_later(CHECK_S, self._close_slow)
+
+    def _on_first_bytes(self) -> None:
+        ends_s = time.monotonic() + ACCEPT_S_MAX
+        for key, _ in self._selector.select(0):
+            silent: _Silent = key.data
+            if silent in self._silent:  # no other one was closed for it meanwhile
+                self.forget(silent)
+                self._look(silent.connection)
+            if time.monotonic() > ends_s:
+                return
+
+    def _close_slow(self) -> None:
+        self._checking = None
+        latest_s = time.monotonic() - self._connections.limits.head_s
+        for silent in list(self._silent):
+            if silent.since_s > latest_s:
+                self._checking = self._loop.call_later(CHECK_S, self._close_slow)
+                return
+            self._connections.refusals.count("slow_head")
+            silent.abort()
+
+    def forget(self, silent: "_Silent") -> None:
+        del self._silent[silent]
+        self._selector.unregister(silent.connection)
+        self._connections.closed(silent)
+
+    # -- without free file descriptors --------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener.fileno(), self._on_connections)
+
+
+class _Silent:
+    """An accepted connection that has sent no byte."""
+
+    __slots__ = ("_acceptor", "connection", "since_s")
+
+    def __init__(self, acceptor: Acceptor, connection: socket.socket) -> None:
+        self._acceptor = acceptor
+        self.connection = connection
+        self.since_s = time.monotonic()
+
+    def abort(self) -> None:
+        self._acceptor.forget(self)
+        self.connection.close()
+
+
+class _Allowance:
+    """A number of connections per second."""
+
+    def __init__(self, per_s: int) -> None:
+        self._per_s = per_s
+        self._burst = 2.0 * per_s
+        self._left = self._burst
+        self._at_s = time.monotonic()
+
+    def take(self) -> bool:
+        now_s = time.monotonic()
+        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def _answer(connection: socket.socket, answer: bytes) -> None:
+    try:
+        connection.send(answer, socket.MSG_DONTWAIT)
+    except OSError:
+        pass
+    connection.close()
