@@ -1,5 +1,5 @@
 # Sourced by the scripts of README: makes .venv with this project and the extra named in $extra, once per change of
-# pyproject.toml. The system's own Python is left as it is. $PYTHON names another Python than the newest suitable one.
+# pyproject.toml or of the lock. Every package has the version and the hash of tests/requirements/$extra.lock. The system's own Python is left as it is. $PYTHON names another Python than the newest suitable one.
 
 is_suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
@@ -34,7 +34,8 @@ if [ -d .venv ]; then
 fi
 
 stamp=.venv/.stepwire-$extra
-if [ -n "$clear" ] || [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+lock=tests/requirements/$extra.lock
+if [ -n "$clear" ] || [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ "$lock" -nt "$stamp" ]; then
   if [ -n "$clear" ] || [ ! -x .venv/bin/python ]; then
     if ! "$python" -m venv $clear .venv >/dev/null 2>&1; then
       rm -rf .venv
@@ -46,6 +47,7 @@ if [ -n "$clear" ] || [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
       fi
     fi
   fi
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extra]"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
   touch "$stamp"
 fi

@@ -34,7 +34,7 @@ def of(settings: Settings, listeners: "tuple[Bound, ...]", client_faults: tuple[
 
 def has_tls(http: HttpSettings) -> bool:
     """Whether the broker itself encrypts the connections to `http.listen`."""
-    return getattr(getattr(http, "tls", None), "cert_file", None) is not None
+    return http.tls.is_on
 
 
 def open_http(http: HttpSettings) -> str | None:
@@ -43,7 +43,8 @@ def open_http(http: HttpSettings) -> str | None:
         return None
     return (
         f"http.listen is {http.listen!r}: security.strict refuses tcp without TLS, also on the loopback; set "
-        f"http.listen: null, so that only the Unix socket {http.socket} is served"
+        "http.tls.cert_file and http.tls.key_file, or http.listen: null, so that only the Unix socket "
+        f"{http.socket} is served"
     )
 
 

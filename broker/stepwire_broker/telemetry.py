@@ -206,7 +206,15 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "error",
             "The Unix socket `http.socket` cannot be used, so the API is served on `http.listen` only.",
         ),
+        _info(
+            "certificate_changed", "expires", "The files of http.tls have changed. New connections get the certificate."
+        ),
+        _error(
+            "certificate_refused", "error", "Changed files of http.tls cannot be used: the former certificate stays."
+        ),
+        _warning("certificate_expires", "at", "The certificate of http.tls expires within 14 days, or has expired."),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
+        _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
     ),

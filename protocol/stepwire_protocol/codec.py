@@ -210,8 +210,8 @@ def _refuse_duplicates(items: list[Any]) -> None:
 _WORKER: Final = re.compile(topics.WORKER_PATTERN)
 _TYPE: Final = re.compile(r"[a-z_]{1,32}")
 PEEKED_BYTES_MAX: Final = 256
+SCANNED_BYTES_MAX: Final = 4_096  # of a text that is not JSON
 _NULL: Final = Raw(b"null")
-_FIRST_NESTED: Final = re.compile(rb"(?<=.)[\[{]", re.DOTALL)
 _MEMBER: Final = re.compile(
     rb'"(?:(?P<text>worker|type)"\s*:\s*"(?P<string>[A-Za-z0-9._:-]*)"|rid"\s*:\s*(?P<rid>[0-9]{1,16})\b)'
 )
@@ -259,11 +259,12 @@ def _short_value(written: Raw) -> object:
 
 def _peek_of_text(body: bytes) -> _Peek:
     """Encoders write the short members first, and text before the first nested value is top level."""
-    nested = _FIRST_NESTED.search(body)
+    start = body[:SCANNED_BYTES_MAX]  # a long text that is not JSON must not stop the broker
+    nested = [at for at in (start.find(b"{", 1), start.find(b"[", 1)) if at > 0]
     worker: object = None
     kind: object = None
     rid: object = None
-    for member in _MEMBER.finditer(body[: nested.start()] if nested else body[:4096]):
+    for member in _MEMBER.finditer(start[: min(nested, default=len(start))]):
         if member["rid"]:
             rid = int(member["rid"])
         elif member["text"] == b"worker":

@@ -79,6 +79,7 @@ class Api(NamedTuple):
     tokens: token.Tokens
     broker: ObservedBroker
     loop: asyncio.AbstractEventLoop
+    server: Server
 
     def call(
         self,
@@ -134,11 +135,16 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         broker = ObservedBroker(settings, companion=executors)
         broker.heard = deque(maxlen=100)
         await broker.start()
-        listeners = listening.Listeners(listening.listen(settings.http))
+        if Path(settings.http.socket).is_absolute():
+            listeners = listening.listen_everywhere(settings.http)
+        else:  # the default would be a file of the tests' working directory
+            listeners = listening.Listeners(
+                listening.listen(settings.http), certificates=listening.certificates_of(settings.http)
+            )
         tokens = token.open_tokens(str(token_file))
         server = Server(broker, tokens, listeners, limits)
         await server.start()
-        found.append(Api(listeners.sockets[0].getsockname()[1], TOKEN, tokens, broker, loop))
+        found.append(Api(listeners.sockets[0].getsockname()[1], TOKEN, tokens, broker, loop, server))
         started.set()
         await ended.wait()
         await server.stop()

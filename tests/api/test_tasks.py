@@ -247,7 +247,7 @@ def test_a_wait_for_an_ended_task_ends_at_once(served: Api) -> None:
 def test_a_small_task_read_on_the_loop_is_the_same_document(served: Api) -> None:
     task_id = submit(served)
     told = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").body
-    read = served.on_loop(lambda: explaining.small_task(served.broker, task_id))
+    read = served.on_loop(lambda: explaining.small_task(served.broker, task_id, True))
     assert read.document == told == served.call("GET", f"/v1/tasks/{task_id}").body
 
 
@@ -255,11 +255,11 @@ def test_a_running_or_large_task_is_not_read_on_the_loop(
     api: Api, served: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = submit(api)
-    assert api.on_loop(lambda: explaining.small_task(api.broker, runs)) is None
+    assert api.on_loop(lambda: explaining.small_task(api.broker, runs, True)) is None
     ended = submit(served)
     served.call("GET", f"/v1/tasks/{ended}?wait_ms=20000")
     monkeypatch.setattr(reading, "SMALL_BYTES_MAX", 10)
-    assert served.on_loop(lambda: explaining.small_task(served.broker, ended)) is None
+    assert served.on_loop(lambda: explaining.small_task(served.broker, ended, True)) is None
     steps = served.call("GET", f"/v1/tasks/{ended}?wait_ms=20000").json["steps"]
     assert [step["output"] for step in steps] == [{"seats": 2}, {"total": 1.5}]
 

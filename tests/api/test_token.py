@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.token import Grant, TokenError
+from stepwire_broker.api.token_uses import HOUR_MS, TokenUses, read_uses
 from stepwire_broker.core.answers.scopes import Scope
 
 from tests.foreign_files import give_away
@@ -147,7 +148,7 @@ def test_a_line_gives_a_token_its_scopes_and_without_scopes_full_access() -> Non
     ci = tokens.admit(b"c" * 50)
     assert ci is not None
     assert (ci.name, sorted(ci.scopes)) == ("ci", ["read", "submit"])
-    assert [scope for scope in Scope if ci.allows(scope)] == [READ, Scope.SUBMIT]
+    assert [scope for scope in Scope if ci.allows(scope)] == [READ, Scope.SUBMIT, Scope.METRICS]
     assert all(Grant("x", frozenset({ADMIN})).allows(scope) for scope in Scope)
 
 
@@ -159,7 +160,7 @@ def test_a_token_expires() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("scopes=write", "scopes are read, submit, work, operate, admin"),
+        ("scopes=write", "scopes are read, inspect, submit, work, operate, metrics, admin"),
         ("scopes=", "scopes are"),
         ("scope=read", "'scope' is unknown"),
         ("scopes=read scopes=admin", "occurs twice"),
@@ -207,3 +208,48 @@ def test_a_reload_of_a_broken_file_keeps_the_previous_tokens() -> None:
     with pytest.raises(TokenError):
         tokens.reload()
     assert tokens.admit(GOOD.encode())
+
+
+# -- namespaces, roles, and the last use ------------------------------------------------------------------------------
+
+
+def test_a_line_limits_a_token_to_its_namespaces_and_gives_its_holder_roles() -> None:
+    members = "name=ci scopes=read namespaces=shop,shop::** roles=finance expires=never"
+    lines = token.read_lines(Path(private(f"{GOOD}\n{DIGEST} {members}\n")))
+    ci = lines[1].grant
+    assert [ci.allows_namespace(each) for each in ("shop", "shop::eu::west", "shopping", "billing")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (ci.roles, ci.expires_ms, ci.of_workers.namespaces) == (("finance",), None, ("shop", "shop::**"))
+    assert lines[0].grant.is_for_all_namespaces
+
+
+def test_an_empty_list_of_namespaces_is_refused_because_it_would_read_as_no_limit() -> None:
+    with pytest.raises(token.TokenError, match=r"it must have the form namespaces=shop,shop::\*"):
+        token.read_lines(Path(private(f"{GOOD} namespaces=,\n")))
+
+
+def test_the_last_use_of_a_token_is_kept_to_the_hour_and_over_restarts(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.uses"
+    uses = TokenUses(file)
+    uses.note(b"\x01" * 32, 5 * HOUR_MS + 17)
+    uses.write()
+    later = TokenUses(file)
+    later.note(b"\x02" * 32, 6 * HOUR_MS)
+    later.write()
+    assert read_uses(file) == {"01" * 6: 5 * HOUR_MS, "02" * 6: 6 * HOUR_MS}
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_file_of_uses_is_written_only_for_a_new_use(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.uses"
+    uses = TokenUses(file)
+    uses.note(b"\x01" * 32, HOUR_MS)
+    uses.write()
+    file.unlink()
+    uses.note(b"\x01" * 32, HOUR_MS + 100)
+    uses.write()
+    assert not file.exists()

@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.bus.strangers import frame, shake_hands
 
-from .bus_peers import TCP, repeat
+from .bus_peers import repeat
+from .listeners import TCP
 from .target import Target
 
 SETTINGS = TCP

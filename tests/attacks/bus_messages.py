@@ -4,7 +4,8 @@ from typing import Any
 
 from tests.bus.strangers import frame
 
-from .bus_peers import TCP, flooding, repeat
+from .bus_peers import flooding, repeat
+from .listeners import TCP
 from .target import Target
 
 SETTINGS = TCP

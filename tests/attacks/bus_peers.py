@@ -14,9 +14,9 @@ import zmq
 
 from tests.bus import strangers
 
+from .listeners import use_key
 from .target import Target
 
-TCP = {"bus.steps": "tcp://127.0.0.1:*", "bus.results": "tcp://127.0.0.1:*"}
 JOIN_S_MAX = 3.0
 RETRY_MS = 250
 GIVE_UP_S = 20.0
@@ -102,6 +102,8 @@ class Joins:
         worker = f"honest:{os.urandom(8).hex()}"
         with context.socket(zmq.SUB) as sub, context.socket(zmq.PUB) as pub:
             sub.linger = pub.linger = 0
+            use_key(self._target, sub)
+            use_key(self._target, pub)
             sub.subscribe(f"@{worker} ".encode())
             sub.connect(self._target.ready["steps"])
             pub.connect(self._target.ready["results"])

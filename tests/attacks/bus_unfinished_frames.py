@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.bus.strangers import begun, shake_hands
 
-from .bus_peers import TCP, hold
+from .bus_peers import hold
+from .listeners import TCP
 from .target import Target
 
 SETTINGS = TCP

@@ -6,7 +6,8 @@ from typing import Any
 
 import zmq
 
-from .bus_peers import TCP, repeat
+from .bus_peers import repeat
+from .listeners import TCP
 from .target import Target
 
 SETTINGS = TCP

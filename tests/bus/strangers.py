@@ -4,8 +4,14 @@ import socket
 import struct
 from typing import Final
 
-GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READ_S: Final = 5.0
+
+
+def greeting(mechanism: bytes) -> bytes:
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\x00") + bytes(32)
+
+
+GREETING: Final = greeting(b"NULL")
 
 
 def connected(endpoint: str) -> socket.socket:

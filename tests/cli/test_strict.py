@@ -85,7 +85,7 @@ def test_a_strict_broker_makes_no_token_and_serves_its_own_user_on_the_unix_sock
         examined = strict.stepwire("doctor")
         assert examined.code == OK, examined
         assert "token" not in examined.out
-        refused = strict.stepwire("token", "new", "ci", "--scope", "read")
+        refused = strict.stepwire("token", "new", "ci", "--scope", "read", "--expires", "never")
         assert (refused.code, "the token 'ci' never expires" in refused.err) == (USAGE, True)
         made = strict.stepwire("token", "new", "ci", "--scope", "read", "--expires", "30d")
         assert made.code == OK, made
@@ -96,7 +96,9 @@ def test_a_strict_broker_makes_no_token_and_serves_its_own_user_on_the_unix_sock
 def test_a_token_without_expiry_written_while_a_strict_broker_runs_is_not_accepted(strict: Place) -> None:
     serving = strict.serve("-o", "json")
     try:
-        made = strict.stepwire("token", "new", "late", "--scope", "read", STEPWIRE_SECURITY__STRICT="false")
+        made = strict.stepwire(
+            "token", "new", "late", "--scope", "read", "--expires", "never", STEPWIRE_SECURITY__STRICT="false"
+        )
         assert made.code == OK
         token = strict.stepwire("token", "new", "later", "--scope", "read", "--expires", "1d").out.strip()
         refused = strict.stepwire("worker", "list", STEPWIRE_TOKEN=token)

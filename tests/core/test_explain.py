@@ -590,6 +590,19 @@ def test_why_names_the_worker_whose_key_does_not_allow_the_step() -> None:
     assert "the grant of `shop` was withdrawn" in why(world, task_id).message
 
 
+def test_a_worker_over_http_gets_only_steps_of_the_namespaces_of_its_token() -> None:
+    world = World(Settings(execution=ExecutionSettings(default_executor="poll")), executors=["poll"])
+    grant = Grant(principal="token:shop", workers=("w",), handlers=("h",), namespaces=("shop",))
+    world.handle(events.Attached(W, "poll", grant=grant))
+    free = {BROKER: 2}
+    hello = wire.Hello(v="2.0", worker=W, n=1, handlers=["h"], slots=2, free=free, next={BROKER: 1}, versions=["2.0"])
+    world.handle(hello, "token:shop")
+    foreign, own = (world.task({**ONE, "namespace": namespace}) for namespace in ("billing", "shop"))
+    assert why(world, own).code == "handed_out"
+    assert why(world, foreign).code == "outside_grant"
+    assert "its token does not allow the namespace `billing`" in why(world, foreign).message
+
+
 def test_why_names_the_size_of_a_step_that_is_too_large_for_every_worker() -> None:
     world = World(Settings(limits=LimitSettings(resident_payload_bytes=1 << 20)))
     world.hello(max_message_bytes=65_536)

@@ -130,11 +130,17 @@ class MemoryQueries:
         task = self._tables.tasks.get(task_id)
         return None if task is None else task.state
 
+    def namespace_of(self, number: int) -> str | None:
+        step = self._tables.steps.get(number)
+        task = self._tables.tasks.get(number if step is None else step.stored.task_id)
+        return None if task is None else task.namespace
+
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         rows = [self._task_row(self._tables.tasks[i]) for i in self._shown(sorted(self._tables.tasks, reverse=True))]
         is_wanted = _all_of(
             (wanted.state, lambda row: row.state == wanted.state),
             (wanted.namespace, lambda row: row.namespace == wanted.namespace),
+            (wanted.namespaces, lambda row: row.namespace in wanted.namespaces),
             (wanted.workflow, lambda row: row.workflow == wanted.workflow),
             (wanted.label, lambda row: wanted.label in _labels(row).items()),
             (wanted.key, lambda row: row.key == wanted.key),
@@ -189,6 +195,7 @@ class MemoryQueries:
                     patterns.matches(handler, row.handler_class) if is_pattern else row.handler_class == handler
                 ),
             ),
+            (wanted.namespaces, lambda row: self._tables.tasks[row.task_id].namespace in wanted.namespaces),
             (wanted.before, lambda row: row.id < wanted.before),
             (wanted.first_id, lambda row: row.id >= wanted.first_id),
         )

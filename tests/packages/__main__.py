@@ -1,10 +1,11 @@
 """Builds the sdist and the wheel, checks both, installs the wheel as users do, and uses what is installed.
 
 `python -m tests.packages` does everything in a scratch folder, which stays if something fails. With `--keep DIRECTORY`,
-the two checked files are copied there: `docs/contributing/releasing.md` uses it.
+the two checked files are copied there, with the software bill of materials: `docs/contributing/releasing.md` uses it.
 """
 
 import email.parser
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests import toolchains
+from tests.packages import sbom
 from tests.toolchains import ProgramError, run
 
 HERE: Final = Path(__file__).parent
@@ -266,6 +268,7 @@ def main(arguments: list[str]) -> int:
         keep.mkdir(parents=True, exist_ok=True)
         for file in (packages.sdist, packages.wheel):
             shutil.copy(file, keep)
+        (keep / f"stepwire-{VERSION}.cdx.json").write_text(json.dumps(sbom.document(), indent=2) + "\n")
     shutil.rmtree(scratch)
     return 0
 

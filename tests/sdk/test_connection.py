@@ -52,7 +52,7 @@ def serve() -> Iterator[Serve]:
 
         threads.append(threading.Thread(target=answer))
         threads[-1].start()
-        return Connection(*listener.getsockname(), is_tls=False, timeout_s=20)
+        return Connection(*listener.getsockname(), timeout_s=20)
 
     begin.requests = requests  # type: ignore[attr-defined]
     yield begin
@@ -148,7 +148,7 @@ class Fuzzed:
         thread = threading.Thread(target=self._serve, args=(pieces,))
         thread.start()
         try:
-            with closing(Connection(*self.listener.getsockname(), is_tls=False, timeout_s=20)) as connection:
+            with closing(Connection(*self.listener.getsockname(), timeout_s=20)) as connection:
                 return connection.request("GET", "/x", {}).body
         except BadAnswer:
             return None

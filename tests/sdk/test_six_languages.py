@@ -36,7 +36,10 @@ DEFAULTS: Final = {
     "EVERY_MS": 300_000,
 }
 OTHER_NAMES: Final = {"DrainDefault": "DRAIN_MS", "reportEveryMS": "EVERY_MS"}  # in Go, one package has both
-PYTHON_ONLY: Final = {"STEPWIRE_SECRETS_DIR"}  # of features that the other SDKs do not have yet
+PYTHON_ONLY: Final = {
+    "STEPWIRE_SECRETS_DIR",
+    "STEPWIRE_SEAL_KEYS_FILE",
+}  # of features that the other SDKs do not have yet
 AT_BUILD_OR_TEST: Final = {"STEPWIRE_VECTORS", "STEPWIRE_LIBZMQ_DIR"}
 TABLE_COLUMNS: Final = ("python", "ruby", "go", "node", "rust", "java")
 

@@ -3,13 +3,14 @@ shipped lane, one attempt at a time, and the checkers read `tables`.
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep
-from stepwire_broker.core.model.commit_group import Parked, TaskNew
+from stepwire_broker.core.model.commit_group import AuditNew, Parked, TaskNew
 from stepwire_broker.store.lane import Rows, Trouble
+from stepwire_broker.store.sqlite import audit
 from stepwire_broker.store.sqlite.database import begin_epoch
 from stepwire_broker.store.sqlite.migrate import migrate
 from stepwire_broker.store.sqlite.queries import SqliteQueries
@@ -23,7 +24,7 @@ from tests.memory_store.writer import CannotWriteNow, MemoryWriter, SyncFailed
 from tests.memory_store.writer import trouble_of as memory_trouble
 
 Refuses = Callable[[Rows], None]
-OnCommit = Callable[[list[Rows]], None]
+OnCommit = Callable[[list[Rows], list[AuditNew]], None]
 NOWHERE: Final = Path("/nonexistent/state.db")
 
 
@@ -79,6 +80,7 @@ class SqliteStore:
             ),
             ("history", _history(self.tables), _sqlite_history(self.connection)),
             ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
+            ("audit", [tuple(row) for row in self.tables.audit], [tuple(row) for row in audit.rows(self.connection)]),
         ):
             if ours != theirs:
                 wrong = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
@@ -147,7 +149,8 @@ class Observed:
         self._on_commit = on_commit
         self._trouble = trouble or writer.trouble
         self._rows: list[Rows] = []
-        self._marks: list[int] = []
+        self._audit: list[AuditNew] = []
+        self._marks: list[tuple[int, int]] = []
         self._parked: list[Parked] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -155,11 +158,11 @@ class Observed:
         return attribute
 
     def begin(self) -> None:
-        self._rows, self._marks = [], []
+        self._rows, self._audit, self._marks = [], [], []
         self._writer.begin()
 
     def savepoint(self) -> None:
-        self._marks.append(len(self._rows))
+        self._marks.append((len(self._rows), len(self._audit)))
         self._writer.savepoint()
 
     def release(self) -> None:
@@ -167,7 +170,8 @@ class Observed:
         self._writer.release()
 
     def undo(self) -> None:
-        del self._rows[self._marks.pop() :]
+        rows, audit_rows = self._marks.pop()
+        del self._rows[rows:], self._audit[audit_rows:]
         self._writer.undo()
 
     def write(self, rows: Rows) -> None:
@@ -175,10 +179,15 @@ class Observed:
         self._writer.write(rows)
         self._rows.append(rows)
 
+    def add_audit(self, new: Sequence[AuditNew]) -> None:
+        self._writer.add_audit(new)
+        self._audit += new
+
     def commit(self) -> None:
         self._writer.commit()
         rows, self._rows = self._rows, []
-        self._on_commit(rows)
+        audit_rows, self._audit = self._audit, []
+        self._on_commit(rows, audit_rows)
 
     def trouble(self, error: Exception) -> Trouble:
         if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):

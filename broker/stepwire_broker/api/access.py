@@ -2,7 +2,8 @@
 
 A web page in a browser on the broker's machine can send requests to the loopback address; with DNS rebinding, even
 under the page's own host name. Therefore Host must be a name of this broker, Origin must equal Host, and every route
-except /livez needs a token.
+except /livez needs a proof of identity: a token, the broker's own user on the Unix socket, or a client certificate. A
+token in the request goes first: then the socket and the certificate count for nothing.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ from starlette.types import Scope as AsgiScope
 
 from stepwire_broker.core.answers.scopes import Scope
 
+from . import client_certificates
 from .http import CONNECTION, GRANT
 from .http_problems import HttpProblem, admin_elsewhere, unauthorized
 from .refusal_log import RefusalLog
@@ -89,6 +91,16 @@ class AccessControl:
         if authorization is None and user_grant is not None:
             scope[GRANT] = user_grant
             return
+        certificate = scope[CONNECTION].certificate
+        if authorization is None and certificate is not None:
+            grant = client_certificates.grant_of(self._tokens, certificate)
+        else:
+            grant = self._of_token(authorization)
+        if self._is_strict and Scope.ADMIN in grant.scopes:
+            raise admin_elsewhere(grant)
+        scope[GRANT] = grant
+
+    def _of_token(self, authorization: bytes | None) -> Grant:
         if authorization is None or authorization[:7].lower() != _BEARER:
             lacks = (
                 "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
@@ -97,9 +109,7 @@ class AccessControl:
         grant = self._tokens.admit(authorization[7:].strip())
         if grant is None:
             raise unauthorized("the token is unknown to this broker, or has expired")
-        if self._is_strict and Scope.ADMIN in grant.scopes:
-            raise admin_elsewhere(grant)
-        scope[GRANT] = grant
+        return grant
 
 
 def _closing(send: Send) -> Send:

@@ -1,7 +1,8 @@
 """The bodies of answers, as types: msgspec encodes them, and the OpenAPI document is generated from them.
 
 Contexts, outputs, errors and results are stored as JSON and are sent unchanged. Times are RFC 3339 in UTC with
-milliseconds. A member without a value is null, and is never omitted.
+milliseconds. A member without a value is null. Members with payloads are absent from the answers to a token without the
+scope `inspect`; all others are never omitted.
 """
 
 from typing import Final
@@ -60,7 +61,8 @@ class WorkflowSummary(Struct, frozen=True):
 
 
 class WorkflowDocument(WorkflowSummary, frozen=True):
-    """`warnings` lists the handlers that no connected worker offers now."""
+    """`warnings` lists the handlers that no connected worker offers now. Without the scope `inspect`, the steps of
+    `document` have no `handler_config`."""
 
     document: Raw
     warnings: list[WorkflowWarning]
@@ -147,9 +149,10 @@ class StepSummary(Struct, frozen=True, kw_only=True):
 
 
 class StepDocument(StepSummary, frozen=True, kw_only=True):
-    """`output_omitted`: the output is too large for this answer; `GET /v1/steps/{step_id}` returns it."""
+    """`output_omitted`: the output is too large for this answer; `GET /v1/steps/{step_id}` returns it. `output` needs
+    the scope `inspect`."""
 
-    output: Raw
+    output: Raw | UnsetType = UNSET
     output_bytes: int
     output_omitted: bool = False
 
@@ -182,11 +185,11 @@ class StderrDocument(Struct, frozen=True):
 
 class StepDetail(StepDocument, frozen=True, kw_only=True):
     """A single step. `attempts` are its latest 100 deliveries, the oldest first; `attempts_omitted` counts earlier
-    ones."""
+    ones. `output`, `stderr` and the error's `backtrace` need the scope `inspect`."""
 
     attempts: list[AttemptDocument]
     attempts_omitted: int
-    stderr: StderrDocument | None
+    stderr: StderrDocument | UnsetType | None = UNSET
 
 
 class CancelDocument(Struct, frozen=True):
@@ -219,11 +222,11 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
 
 class TaskDocument(TaskSummary, frozen=True, kw_only=True):
     """`result_omitted`: the result is too large for this answer; read the outputs of the steps instead. `cancel`: who
-    cancelled the task, and why; null if the task is not cancelled."""
+    cancelled the task, and why; null if the task is not cancelled. `context` and `result` need the scope `inspect`."""
 
     cancel: CancelDocument | None
-    context: Raw
-    result: Raw
+    context: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
     result_omitted: bool = False
     steps: list[StepDocument]
 

@@ -10,7 +10,7 @@ are never sent again. Such an event has the id of the position that the client h
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
@@ -101,6 +101,7 @@ class EventFilter(NamedTuple):
     namespace: str | None = None
     workflow: str | None = None
     kinds: frozenset[str] | None = None
+    sees: Callable[[str], bool] | None = None  # the namespaces that the token may see
 
 
 class EventBatch(NamedTuple):
@@ -125,7 +126,7 @@ class Followers:
             raise HttpProblem(
                 429, "too_many_followers", f"{CLIENTS_MAX} clients follow the events already", retry_after_ms=5000
             )
-        filters = _filters(query)
+        filters = _filters(query)._replace(sees=None if call.namespaces is None else call.sees)
         call.open_request.stream()
         after = call.header(b"last-event-id") or query.get("after")
         positions = await self._broker.read(begin, after)
@@ -255,10 +256,11 @@ def _append_events(
 
 
 def _is_of(filters: EventFilter, workflow: Workflow | None) -> bool:
-    if filters.workflow is None and filters.namespace is None:
+    if filters.workflow is None and filters.namespace is None and filters.sees is None:
         return True
     return (
         workflow is not None
+        and (filters.sees is None or filters.sees(workflow.namespace))
         and filters.workflow in (None, workflow.name)
         and filters.namespace in (None, workflow.namespace)
     )

@@ -18,6 +18,7 @@ from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
 from .hints import worded
 from .http_problems import HttpProblem, not_found
+from .namespace_rules import no_such_step, no_such_task
 from .reading import Explained
 
 EXPLAINED_MAX: Final = 100  # open steps in one task's document; further steps have only the reason in their row
@@ -26,7 +27,7 @@ READS_MAX: Final = 3  # for a task that changes between its explanation and its 
 STEPS_NAMED_MAX: Final = 20
 
 
-async def task(broker: EnginePort, task_id: int) -> reading.Read | None:
+async def task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read | None:
     """The task's document. While the task is in memory, its open steps are explained."""
     for _ in range(READS_MAX):
         explained: dict[int, Explained] = {}
@@ -35,34 +36,34 @@ async def task(broker: EnginePort, task_id: int) -> reading.Read | None:
             if stored is not None:
                 explained = _explained(broker, stored)
                 unlink(stored)
-        read = await broker.read(reading.task, task_id, core_views.live(broker), explained)
+        read = await broker.read(reading.task, task_id, core_views.live(broker), inspects, explained)
         if read is None or not read.has_moved:
             break
     return read
 
 
-def small_task(broker: EnginePort, task_id: int) -> reading.Read | None:
+def small_task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read | None:
     """The document of a task that has just ended, if it is small and can be read without waiting."""
     if core_views.live_task(broker, task_id) is not None:
         return None
-    read = broker.read_at_once(reading.small_task, task_id, core_views.live(broker))
+    read = broker.read_at_once(reading.small_task, task_id, core_views.live(broker), inspects)
     return read if read is not None and read.is_settled else None
 
 
-async def step_by_id(broker: EnginePort, step_id: int) -> bytes | None:
+async def step_by_id(broker: EnginePort, step_id: int, inspects: bool) -> bytes | None:
     """A step's document. While its task is in memory, an open step is explained."""
     task_id = core_views.task_of_open_step(broker, step_id)
     if task_id is None:
-        return await broker.read(reading.step, step_id, core_views.live(broker))
+        return await broker.read(reading.step, step_id, core_views.live(broker), inspects)
     stored = await _restored(broker, task_id)
     explained = None
     if stored is not None:
         explained = next((_explain(broker, step) for step in stored.steps if step.id == step_id), None)
         unlink(stored)
-    return await broker.read(reading.step, step_id, core_views.live(broker), explained)
+    return await broker.read(reading.step, step_id, core_views.live(broker), inspects, explained)
 
 
-async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
+async def step(broker: EnginePort, task_id: int, name: str, inspects: bool) -> bytes:
     """The document of a step, by its task and its name."""
     stored = await _restored(broker, task_id)
     if stored is None:
@@ -70,7 +71,7 @@ async def step(broker: EnginePort, task_id: int, name: str) -> bytes:
     try:
         step = _named(stored, name)
         explained = None if step.state in STEP_FINAL else _explain(broker, step)
-        document = await broker.read(reading.step, step.id, core_views.live(broker), explained)
+        document = await broker.read(reading.step, step.id, core_views.live(broker), inspects, explained)
     finally:
         unlink(stored)
     if document is None:
@@ -106,7 +107,7 @@ async def no_task(broker: EnginePort, task_id: int) -> HttpProblem:
     """The problem of an id that no task has. Tasks and steps are numbered in one sequence: it may be a step's."""
     row = await broker.read(lambda queries: queries.step(task_id))
     if row is None:
-        return not_found(f"task {task_id}", Hint(HintCode.LIST_TASKS))
+        return no_such_task(task_id)
     what = f"task {task_id}: {task_id} is the step `{row.name}` of task {row.task_id}"
     return not_found(what, Hint(HintCode.SHOW_TASK, task_id=row.task_id))
 
@@ -115,7 +116,7 @@ async def no_step(broker: EnginePort, step_id: int) -> HttpProblem:
     """The problem of an id that no step has. It may be a task's."""
     stored = await _restored(broker, step_id)
     if stored is None:
-        return not_found(f"step {step_id}", Hint(HintCode.LIST_TASKS))
+        return no_such_step(step_id)
     names = tuple(list(stored.workflow.by_name)[:STEPS_NAMED_MAX])
     unlink(stored)
     return not_found(f"step {step_id}: {step_id} is a task", Hint(HintCode.NAME_A_STEP, task_id=step_id, names=names))

@@ -11,15 +11,18 @@ from starlette.types import Scope as ASGIScope
 from stepwire_protocol.errors import InvalidMessage
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model import principal
 from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
 
-from . import hidden_ids, http_problems
+from . import core_views, hidden_ids, http_problems, namespace_rules
 from .engine_port import EnginePort
 from .http_problems import HttpProblem
+from .namespace_rules import NamespaceRule
 from .replies import JSON, Reply, Stream, send_problem, send_reply, send_stream
 from .shares import OpenRequest, Purpose, Shares
 from .token import Grant
@@ -47,6 +50,8 @@ class AuditedOperation(Protocol):
     def id(self) -> str: ...
     @property
     def scope(self) -> Scope | None: ...
+    @property
+    def scopes(self) -> tuple[Scope, ...]: ...
 
 
 class RequestNotes(Protocol):
@@ -95,6 +100,37 @@ class HttpCall:
         grant = self.scope[GRANT]
         if not grant.allows(scope):
             raise http_problems.scope_missing(grant, scope)
+
+    @property
+    def namespaces(self) -> tuple[str, ...] | None:
+        """The namespaces of stored workflows that the caller's token may see; None if it may see all."""
+        grant: Grant = self.scope[GRANT]
+        if grant.is_for_all_namespaces:
+            return None
+        return tuple(
+            {each.namespace for each in self.broker.workflows.values() if grant.allows_namespace(each.namespace)}
+        )
+
+    def enter_workflow(self, namespace: str, name: str, version: str | None, otherwise: HintCode) -> None:
+        """Raise HttpProblem, as for a workflow that does not exist, if the token's namespaces exclude this one. The
+        hints name no workflow of another namespace either, so such a token gets its answer here."""
+        seen = self.namespaces
+        if seen is None:
+            return
+        known = [each for each in core_views.known_workflows(self.broker) if each[0] in seen]
+        is_known = any(each[:2] == (namespace, name) and version in (None, each[2]) for each in known)
+        if not is_known:
+            raise http_problems.of_refused(unknown_workflow(namespace, name, version, known, otherwise))
+
+    def sees(self, namespace: str) -> bool:
+        grant: Grant = self.scope[GRANT]
+        return grant.allows_namespace(namespace)
+
+    @property
+    def inspects(self) -> bool:
+        """True if the answer may contain payloads: contexts, outputs, handler configuration, backtraces."""
+        grant: Grant = self.scope[GRANT]
+        return grant.allows(Scope.INSPECT)
 
     @property
     def operator(self) -> str:
@@ -274,8 +310,11 @@ class Resource:
         if "GET" in methods:
             self.methods["HEAD"] = methods["GET"]
         self._notes = notes
+        self._rules = {
+            method: namespace_rules.rule_of("GET" if method == "HEAD" else method, path) for method in self.methods
+        }
         self._operations = {m: operations["GET" if m == "HEAD" else m, path] for m in self.methods}
-        self._scopes = {method: operation.scope for method, operation in self._operations.items()}
+        self._scopes = {method: operation.scopes for method, operation in self._operations.items()}
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         handler = self.methods.get(scope["method"])
@@ -294,15 +333,35 @@ class Resource:
             if open_request is not None:
                 open_request.leave()
 
-    def _admitted(self, grant: Grant, needed: Scope | None) -> OpenRequest:
-        if needed is not None and not grant.allows(needed):
-            raise http_problems.scope_missing(grant, needed)
+    def _admitted(self, grant: Grant, needed: tuple[Scope, ...]) -> OpenRequest:
+        for scope in needed:
+            if not grant.allows(scope):
+                raise http_problems.scope_missing(grant, scope)
         is_operator = grant.allows(Scope.OPERATE)
-        purpose = Purpose.WORK if needed is Scope.WORK else Purpose.OPERATE if is_operator else Purpose.OTHER
+        purpose = Purpose.WORK if Scope.WORK in needed else Purpose.OPERATE if is_operator else Purpose.OTHER
         return self._shares.enter(grant, purpose)
+
+    async def _check_namespace(self, call: HttpCall) -> None:
+        """Raise HttpProblem if the token's namespaces exclude the task or step in the path, or the whole operation.
+
+        Tasks and steps are numbered in one sequence, and the answer for a task's number may describe the step that has
+        it. Such an answer is also only for tokens that see the namespace."""
+        rule = self._rules[call.scope["method"]]
+        if rule is NamespaceRule.WHOLE:
+            raise namespace_rules.whole_only(self.path)
+        if rule in (NamespaceRule.OF_TASK, NamespaceRule.OF_STEP):
+            is_task = rule is NamespaceRule.OF_TASK
+            number = call.number("task_id" if is_task else "step_id")
+            namespace = await self._broker.read(lambda queries: queries.namespace_of(number))
+            if namespace is not None and not call.sees(namespace):
+                if is_task:
+                    raise namespace_rules.no_such_task(number)
+                raise namespace_rules.no_such_step(number, is_command=call.scope["method"] == "POST")
 
     async def _answer(self, handler: Handler, call: HttpCall, send: Send) -> None:
         try:
+            if GRANT in call.scope and not call.scope[GRANT].is_for_all_namespaces:
+                await self._check_namespace(call)
             reply = await handler(call)
         except HttpProblem as problem:
             self._note_refused(call.scope, problem)
@@ -323,7 +382,7 @@ class Resource:
                     reply = reply._replace(chunks=hidden_ids.stream_without_ids(reply.chunks))
                 await send_stream(send, reply, call)
             else:
-                if self._operations[call.scope["method"]].id in PAYLOAD_OPERATIONS:
+                if self._operations[call.scope["method"]].id in PAYLOAD_OPERATIONS and call.inspects:
                     await self._notes.read_payload(call.grant, reply.body)
                 if hides_ids:
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
@@ -338,7 +397,7 @@ class Resource:
 
     def _hides_ids(self, call: HttpCall) -> bool:
         """True if the caller may only read. Workers need the ids, and operators name workers by them."""
-        if self._scopes.get(call.scope["method"]) is not Scope.READ:
+        if Scope.READ not in self._scopes.get(call.scope["method"], ()):
             return False
         grant: Grant = call.scope[GRANT]
         return not grant.allows(Scope.OPERATE)

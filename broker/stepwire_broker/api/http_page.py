@@ -26,7 +26,8 @@ def page() -> str:
 
 def _operation(name: str, operation: Operation, described: dict[str, Any]) -> Iterator[str]:
     yield from ("", f"## {name}", "")
-    yield operation.summary if operation.scope is None else f"{operation.summary} Scope: `{operation.scope}`."
+    scopes = " and ".join(f"`{scope}`" for scope in operation.scopes)
+    yield f"{operation.summary} Scope: {scopes}." if scopes else operation.summary
     if described.get("parameters"):
         yield from ("", "| parameter | in | meaning |", "|---|---|---|")
         for each in described["parameters"]:
@@ -124,11 +125,13 @@ _INTRODUCTION: Final = """
 Generated from the code by `python -m stepwire_broker.api.reference`; `GET /openapi.json` is the same for programs.
 
 Every route except `/livez` needs `Authorization: Bearer <token>`. The token of a broker without configuration is in
-`.stepwire/token` and has full access. Other tokens (`stepwire token new`) may do only what their scopes allow: `read`,
-`submit`, `work`, `operate`, or `admin`, which includes all of them. A missing scope is a 403 with the code
-`scope_missing`. Bodies are JSON with names in snake_case, times are RFC 3339 in UTC, ids are integers below 2^53. An
-error is `application/problem+json`: `code` names the problem for programs, and `detail` describes it for people. `hint`
-(for people) and `next` (for programs) describe the next action.
+`.stepwire/token` and has full access. Other tokens (`stepwire token new`) may do only what their scopes allow:
+`read`, which includes `metrics`, `inspect`, `submit`, `work`, `operate`, or `admin`, which includes all of them. A
+missing scope is a 403 with the code `scope_missing`. Without `inspect`, payloads are absent from answers: contexts,
+outputs, results, handler configuration, backtraces and standard error. Bodies are JSON with names in snake_case,
+times are RFC 3339 in UTC, ids are integers below 2^53. An error is `application/problem+json`: `code` names the
+problem for programs, and `detail` describes it for people. `hint` (for people) and `next` (for programs) describe the
+next action.
 """.strip()
 _FORM: Final = (
     "A malformed request has a code of its own (`bad_field`, `bad_query`, `too_large`, …) with the status 400 or 413."

@@ -10,6 +10,7 @@ from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.errors import BrokerError
 
 from .local_socket import LocalSocket, SocketUnavailable
+from .tls_files import Certificates, TlsError, open_certificates
 
 BACKLOG: Final = 4096  # the kernel reduces it to net.core.somaxconn
 
@@ -24,6 +25,7 @@ class Listeners(NamedTuple):
     tcp: socket.socket | None
     local: LocalSocket | None = None
     trouble: str | None = None
+    certificates: Certificates | None = None  # with them, `tcp` speaks https only
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -37,7 +39,15 @@ class Listeners(NamedTuple):
             assert self.local is not None
             return self.local.absolute_url
         host, port = self.tcp.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self.certificates is not None else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def url_of_user(self) -> str:
+        """The address for programs of the broker's user. A certificate seldom names the loopback address."""
+        if self.certificates is None or self.local is None:
+            return self.url
+        return self.local.absolute_url
 
     @property
     def url_of_directory(self) -> str:
@@ -56,13 +66,22 @@ def listen_everywhere(settings: HttpSettings, *, is_strict: bool = False) -> Lis
 
     A broker whose Unix socket cannot be used, for example because another broker of the same directory has it, is
     served on `http.listen` only."""
+    certificates = certificates_of(settings)
     tcp = None if settings.listen is None else listen(settings, is_strict=is_strict)
     try:
-        return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG))
+        return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG), certificates=certificates)
     except SocketUnavailable as error:
         if tcp is None:
             raise ListenError(str(error)) from None
-        return Listeners(tcp, trouble=str(error))
+        return Listeners(tcp, trouble=str(error), certificates=certificates)
+
+
+def certificates_of(settings: HttpSettings) -> Certificates | None:
+    """The certificates of `http.tls`, None without this setting. Raises ListenError."""
+    try:
+        return open_certificates(settings.tls)
+    except TlsError as error:
+        raise ListenError(str(error)) from None
 
 
 def listen(settings: HttpSettings, *, is_strict: bool = False) -> socket.socket:
@@ -99,10 +118,11 @@ def check_listen(settings: HttpSettings, *, is_strict: bool = False) -> tuple[st
     host, port = address_of(settings.listen)
     if is_strict and (refusal := posture.open_http(settings)) is not None:
         raise ListenError(refusal)
-    if not settings.allow_insecure and not _is_loopback(host):
+    if not (settings.tls.is_on or settings.allow_insecure or is_loopback(host)):
         raise ListenError(
             f"http.listen is {settings.listen!r}, which other machines can reach, and tokens would travel unencrypted:"
-            " listen on 127.0.0.1 behind a proxy that terminates TLS, or set http.allow_insecure: true"
+            " set http.tls.cert_file and http.tls.key_file, listen on 127.0.0.1 behind a proxy that terminates TLS, or"
+            " set http.allow_insecure: true"
         )
     return host, port
 
@@ -119,7 +139,7 @@ def address_of(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

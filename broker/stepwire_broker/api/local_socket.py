@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.answers.via import Via
 from stepwire_broker.errors import BrokerError
 
 from .token import STATE_DIR, Grant, TokenError, make_state_dir
@@ -61,7 +62,7 @@ def grant_of(transport: Any) -> Grant | None:
         return None
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
-    return Grant(f"uid-{uid}", frozenset({Scope.ADMIN})) if uid == os.geteuid() else None
+    return Grant(f"uid-{uid}", frozenset({Scope.ADMIN}), via=Via.SOCKET) if uid == os.geteuid() else None
 
 
 def _remove_unused(path: Path) -> None:

@@ -133,7 +133,7 @@ def _operation(path: str, operation: Operation, schema_of: dict[str, Schema]) ->
     described["responses"] = _responses(path, operation, schema_of)
     described["security"] = [] if operation.scope is None else [{"token": []}]
     if operation.scope is not None:
-        described["x-scope"] = str(operation.scope)
+        described["x-scope"] = " ".join(operation.scopes)
     return described
 
 

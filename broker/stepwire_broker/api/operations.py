@@ -132,6 +132,12 @@ class Operation(NamedTuple):
     body: Any = None
     is_body_needed: bool = False
     body_types: tuple[str, ...] = ("application/json",)
+    also: tuple[Scope, ...] = ()  # scopes that the token needs besides `scope`
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Every scope that the token needs."""
+        return () if self.scope is None else (self.scope, *self.also)
 
 
 ID: Final = {"type": "integer", "format": "int64", "minimum": 0, "maximum": limits.INTEGER_MAX}
@@ -319,7 +325,7 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ("GET", "/v1/steps/{step_id}"): Operation(
             "getStep",
             Scope.READ,
-            "Show a step with its output, its attempts and its standard error.",
+            "Show a step with its attempts; with the scope `inspect`, also its output and its standard error.",
             {200: StepDetail},
             (404,),
         ),
@@ -469,11 +475,12 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             {200: Events(TapMessage)},
             (404, 429),
             query=("topic", "task"),
+            also=(Scope.INSPECT,),
         ),
         **{("POST", command.path): _of_command(command) for command in COMMANDS},
         ("GET", "/metrics"): Operation(
             "getMetrics",
-            Scope.READ,
+            Scope.METRICS,
             "Metrics for Prometheus.",
             {200: Text("text/plain", "See docs/reference/metrics.md.")},
         ),

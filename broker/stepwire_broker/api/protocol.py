@@ -7,6 +7,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import local_socket
+from .client_certificates import ClientCertificate, certificate_of
 from .connections import HttpConnections
 from .http import CONNECTION
 from .token import Grant
@@ -28,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.is_too_slow = False
         self.first_bytes = b""  # read before there was a protocol
         self.user_grant: Grant | None = None  # on the Unix socket: of the client's user
+        self.certificate: ClientCertificate | None = None
         self.answer_left = 0
         self._open = open_connections
         self._owner = STRANGER
@@ -51,6 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self._limits.head_s, self._on_slow_head)
         self._open.opened(self)
         self.user_grant = local_socket.grant_of(transport)
+        self.certificate = certificate_of(transport)
         if self.first_bytes:
             self.data_received(self.first_bytes)
             self.first_bytes = b""

@@ -59,8 +59,9 @@ R = TypeVar("R", TaskRow, StepRow)
 # -- filters from queries ---------------------------------------------------------------------------------------------
 
 
-def task_filter(query: dict[str, str]) -> TaskFilter:
+def task_filter(query: dict[str, str], namespaces: tuple[str, ...] | None) -> TaskFilter:
     return TaskFilter(
+        namespaces=namespaces,
         state=one_of("state", query.get("state"), tuple(TaskState)),
         namespace=query.get("namespace"),
         workflow=query.get("workflow"),
@@ -72,8 +73,9 @@ def task_filter(query: dict[str, str]) -> TaskFilter:
     )
 
 
-def step_filter(query: dict[str, str]) -> StepFilter:
+def step_filter(query: dict[str, str], namespaces: tuple[str, ...] | None) -> StepFilter:
     return StepFilter(
+        namespaces=namespaces,
         state=one_of("state", query.get("state"), tuple(StepState)),
         handler_class=query.get("handler_class"),
         before=_cursor(query.get("cursor")),
@@ -120,32 +122,40 @@ class Live(NamedTuple):
     progress: Mapping[int, StepProgress]  # by step id
 
 
-def small_task(queries: Queries, task_id: int, live: Live) -> Read | None:
+def small_task(queries: Queries, task_id: int, live: Live, inspects: bool) -> Read | None:
     """A task that has ended. None if the task is too large to be read on the event loop."""
     record = queries.task(task_id, SMALL_BYTES_MAX)
     if record is None or any(row.output is None and row.output_bytes for row in record.steps):
         return None
-    return _read(queries, record, live, {})
+    return _read(queries, record, live, inspects, {})
 
 
-def task(queries: Queries, task_id: int, live: Live, explained: Mapping[int, Explained]) -> Read | None:
-    record = queries.task(task_id, OUTPUTS_BYTES_MAX)
-    return None if record is None else _read(queries, record, live, explained)
+def task(queries: Queries, task_id: int, live: Live, inspects: bool, explained: Mapping[int, Explained]) -> Read | None:
+    """`inspects`: the reader has the scope `inspect`. Without it, no document of this module contains a payload."""
+    record = queries.task(task_id, OUTPUTS_BYTES_MAX if inspects else 0)
+    return None if record is None else _read(queries, record, live, inspects, explained)
 
 
-def _read(queries: Queries, record: TaskRecord, live: Live, explained: Mapping[int, Explained]) -> Read:
-    result, is_too_large = result_of(queries, record, live.workflows[record.task.workflow_id], RESULT_BYTES_MAX)
+def _read(queries: Queries, record: TaskRecord, live: Live, inspects: bool, explained: Mapping[int, Explained]) -> Read:
+    steps = [_step_document(row, live, inspects, record.steps, explained.get(row.id)) for row in record.steps]
     document = TaskDocument(
         **_task(record.task),
+        **(_task_payloads(queries, record, live) if inspects else {}),
         cancel=attempts.cancel_of(queries, record.task.id) if record.task.cancelling else None,
-        context=raw_or_null(record.context),
-        result=NULL if result is None else Raw(result),
-        result_omitted=is_too_large,
-        steps=[StepDocument(**_step_document(row, live, record.steps, explained.get(row.id))) for row in record.steps],
+        steps=[StepDocument(**members) for members in steps],
     )
     state = record.task.state
     is_settled = state in TASK_FINAL or record.task.attention is not None
     return Read(encode(document), state, is_settled, any(_moved(row, explained.get(row.id)) for row in record.steps))
+
+
+def _task_payloads(queries: Queries, record: TaskRecord, live: Live) -> dict[str, Any]:
+    result, is_too_large = result_of(queries, record, live.workflows[record.task.workflow_id], RESULT_BYTES_MAX)
+    return {
+        "context": raw_or_null(record.context),
+        "result": NULL if result is None else Raw(result),
+        "result_omitted": is_too_large,
+    }
 
 
 def _moved(row: StepRow, explained: Explained | None) -> bool:
@@ -153,7 +163,7 @@ def _moved(row: StepRow, explained: Explained | None) -> bool:
 
 
 def _step_document(
-    row: StepRow, live: Live, of_task: Sequence[StepRow], explained: Explained | None = None
+    row: StepRow, live: Live, inspects: bool, of_task: Sequence[StepRow], explained: Explained | None = None
 ) -> dict[str, Any]:
     """The members of a step's document. `of_task`: the steps of its task in order; they explain a skipped step."""
     members = _step(row, live)
@@ -163,9 +173,10 @@ def _step_document(
         members["reason"] = Reason(str(StepState.SKIPPED), because, rfc3339_or_none(row.finished_ms), None, None)
     if explained is not None and not _moved(row, explained):
         members["reason"] = explained.reason
-    members["output"] = raw_or_null(row.output)
     members["output_bytes"] = row.output_bytes
-    members["output_omitted"] = row.output is None and row.output_bytes > 0
+    if inspects:
+        members["output"] = raw_or_null(row.output)
+        members["output_omitted"] = row.output is None and row.output_bytes > 0
     return members
 
 
@@ -175,23 +186,21 @@ def tasks(queries: Queries, filters: TaskFilter) -> bytes:
     return encode(TaskPage(tasks, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
 
-def step(queries: Queries, step_id: int, live: Live, explained: Explained | None = None) -> bytes | None:
+def step(
+    queries: Queries, step_id: int, live: Live, inspects: bool, explained: Explained | None = None
+) -> bytes | None:
     """A single step, with its backtrace, its attempts and its standard error."""
     row = queries.step(step_id)
     if row is None:
         return None
     record = queries.task(row.task_id, 0) if row.state == StepState.SKIPPED else None
-    members = _step_document(row, live, () if record is None else record.steps, explained)
-    members["error"] = raw_or_null(row.error)
-    stderr = queries.step_stderr(step_id)
+    members = _step_document(row, live, inspects, () if record is None else record.steps, explained)
+    if inspects:
+        members["error"] = raw_or_null(row.error)
+        stderr = queries.step_stderr(step_id)
+        members["stderr"] = None if stderr is None else StderrDocument(stderr.delivery, stderr.text)
     latest, omitted = attempts.of_step(queries, row.task_id, row.position)
-    detail = StepDetail(
-        **members,
-        attempts=latest,
-        attempts_omitted=omitted,
-        stderr=None if stderr is None else StderrDocument(stderr.delivery, stderr.text),
-    )
-    return encode(detail)
+    return encode(StepDetail(**members, attempts=latest, attempts_omitted=omitted))
 
 
 def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
@@ -200,14 +209,19 @@ def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
     return encode(StepPage(steps, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
 
-def workflow(queries: Queries, namespace: str, name: str, version: str | None) -> WorkflowDocument | None:
+def workflow(
+    queries: Queries, namespace: str, name: str, version: str | None, inspects: bool
+) -> WorkflowDocument | None:
     """The workflow without warnings: these depend on the workers of the moment."""
     row = queries.workflow(namespace, name, version)
-    return None if row is None else WorkflowDocument(**_workflow(row), document=raw_or_null(row.document), warnings=[])
+    if row is None:
+        return None
+    document = raw_or_null(row.document) if inspects else _without_configuration(row.document)
+    return WorkflowDocument(**_workflow(row), document=document, warnings=[])
 
 
-def workflows(queries: Queries, namespace: str | None) -> bytes:
-    rows = queries.workflow_rows(namespace)
+def workflows(queries: Queries, namespace: str | None, namespaces: tuple[str, ...] | None) -> bytes:
+    rows = [row for row in queries.workflow_rows(namespace) if namespaces is None or row.namespace in namespaces]
     return encode(WorkflowPage([WorkflowSummary(**_workflow(row)) for row in rows]))
 
 
@@ -292,6 +306,14 @@ def _without_backtrace(error: str | None) -> Raw:
         return raw_or_null(error)
     members = msgspec.json.decode(error)
     members.pop("backtrace", None)
+    return Raw(msgspec.json.encode(members))
+
+
+def _without_configuration(document: str) -> Raw:
+    """A workflow's document without the configuration of its handlers."""
+    members = msgspec.json.decode(document)
+    for step in members["steps"]:
+        step.pop("handler_config", None)
     return Raw(msgspec.json.encode(members))
 
 

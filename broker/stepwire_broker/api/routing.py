@@ -121,6 +121,8 @@ async def route(call: HttpCall) -> Reply:
             "`path` must be namespace::workflow::step",
             "send for example path=default::order::charge",
         )
+    if not call.sees(_namespace_of(path)):
+        raise http_problems.not_found(f"step {path[:200]}")
     router = core_views.router(call.broker)
     selector = _selector(members.get("worker_selector", ""))
     destination = router.route(path, selector)
@@ -129,7 +131,7 @@ async def route(call: HttpCall) -> Reply:
         if destination.decided == "local"
         else router.rules[: None if destination.rule is None else destination.rule.number - 1]
     )
-    near = near_miss(before, path)
+    near = near_miss(before, path) if call.namespaces is None else None  # it may be a rule of another namespace
     canaries = core_views.canary_steps(call.broker)
     return Reply(
         200,
@@ -178,6 +180,10 @@ async def shadows(call: HttpCall) -> Reply:
         for tally in tallies
     ]
     return Reply(200, encode(ShadowList(broker.broker_id, broker.epoch, under_way, shown)))
+
+
+def _namespace_of(path: str) -> str:
+    return path.rsplit(patterns.SEPARATOR, 2)[0]
 
 
 def _selector(written: str) -> dict[str, str] | str | None:

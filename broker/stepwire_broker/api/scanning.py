@@ -35,7 +35,8 @@ def needs_scan(wanted: TaskFilter | StepFilter) -> bool:
             is_indexed = wanted.state in (None, TaskState.FAILED)
             return wanted.label is not None or wanted.since_ms is not None or not is_indexed
         case StepFilter():
-            return wanted.handler_class is not None or wanted.state not in (None, StepState.HELD, StepState.FAILED)
+            is_filtered = wanted.handler_class is not None or wanted.namespaces is not None
+            return is_filtered or wanted.state not in (None, StepState.HELD, StepState.FAILED)
 
 
 def scan(

@@ -12,11 +12,11 @@ from typing import Any, Final
 import structlog
 import uvicorn
 
-from . import access, health, token_watch
+from . import access, health, tls_watch, token_watch
 from .acceptor import STRANGERS, Acceptor, Answers, MakeProtocol
 from .app import Application
-from .connections import HttpConnections
 from .engine_port import EnginePort
+from .handshake import Handshakes
 from .limits import HttpLimits, limits_of
 from .listening import BACKLOG, Listeners, address_of
 from .protocol import BoundedProtocol
@@ -40,7 +40,9 @@ class Server:
         self._application = Application(broker, limits or limits_of(broker.settings.http))
         listen = broker.settings.http.listen
         listen_host = None if listen is None else address_of(listen)[0]
-        hosts = access.names_of(listen_host, broker.settings.http.hosts)
+        certificates = listeners.certificates
+        names = () if certificates is None else certificates.current.names
+        hosts = access.names_of(listen_host, (*broker.settings.http.hosts, *names))
         self.url = listeners.url
         application = access.AccessControl(
             self._application.routes,
@@ -50,8 +52,13 @@ class Server:
             is_strict=broker.settings.security.strict,
         )
         self._tokens = tokens
-        self._watching: asyncio.Task[None] | None = None
-        self._uvicorn = _Uvicorn(_config(application, self._application.connections), self._accept)
+        self._watching: list[asyncio.Task[None]] = []
+        make: Any = partial(BoundedProtocol, self._application.connections)
+        self._handshakes = None
+        if certificates is not None:
+            self._handshakes = make = Handshakes(certificates, self._application.connections, make)
+        # The first bytes of a connection with TLS are not those of a request.
+        self._uvicorn = _Uvicorn(_config(application, make), self._accept if certificates is None else None)
         self._serving: asyncio.Task[None] | None = None
 
     def _accept(self, listener: socket.socket, make_protocol: MakeProtocol) -> Acceptor:
@@ -78,8 +85,11 @@ class Server:
             self._serving.result()
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
+        create_task = asyncio.get_running_loop().create_task
         watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
-        self._watching = asyncio.get_running_loop().create_task(watching, name="tokens")
+        self._watching.append(create_task(watching, name="tokens"))
+        if self._handshakes is not None:
+            self._watching.append(create_task(tls_watch.watch(self._handshakes.certificates), name="certificates"))
 
     def stop_waiting(self) -> None:
         """End the long polls of workers, because the broker drains."""
@@ -88,17 +98,19 @@ class Server:
     async def stop(self) -> None:
         """Accept no further requests, end long polls and streams, and let open requests finish for STOP_TIMEOUT_S."""
         self._application.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving
 
 
-def _config(app: access.AccessControl, connections: HttpConnections) -> uvicorn.Config:
+def _config(app: access.AccessControl, make_protocol: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=make_protocol,  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,  # uvicorn's loggers belong to the process, which may serve an application of its own
@@ -125,7 +137,10 @@ logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the broker, and sets `ready` when it serves."""
 
-    def __init__(self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor] | None
+    ) -> None:
+        """`accept` makes the acceptor of a TCP listener. Without it, uvicorn accepts by itself."""
         super().__init__(config)
         self.ready = asyncio.Event()
         self._accept = accept
@@ -137,9 +152,12 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
         assert sockets is not None
-        local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
-        await super().startup(local)
-        self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
+        if self._accept is None:
+            await super().startup(sockets)
+        else:
+            local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
+            await super().startup(local)
+            self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
         self.ready.set()
 
     async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:

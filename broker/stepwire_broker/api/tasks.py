@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import UNSET, Raw, UnsetType
 
 from stepwire_broker.core.answers.answers import Done, TasksSubmitted
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.model.events import AwaitTask, NewTask
 from stepwire_broker.core.model.states import TaskState
@@ -65,7 +66,7 @@ async def show(call: HttpCall) -> Reply:
     task_id = call.number("task_id")
     wait_ms = call.query("wait_ms").get("wait_ms")
     if wait_ms is None:
-        read = await explaining.task(call.broker, task_id)
+        read = await explaining.task(call.broker, task_id, call.inspects)
     else:
         wait_s = _wait_s(wait_ms)
         call.open_request.wait()
@@ -84,7 +85,7 @@ async def why(call: HttpCall) -> Reply:
 async def step(call: HttpCall) -> Reply:
     task_id, name = call.number("task_id"), call.scope["path_params"]["name"]
     call.query()
-    return Reply(200, await explaining.step(call.broker, task_id, name))
+    return Reply(200, await explaining.step(call.broker, task_id, name, call.inspects))
 
 
 async def why_step(call: HttpCall) -> Reply:
@@ -94,7 +95,7 @@ async def why_step(call: HttpCall) -> Reply:
 
 
 async def page(call: HttpCall) -> Reply:
-    filters = reading.task_filter(call.query(*reading.TASK_QUERY))
+    filters = reading.task_filter(call.query(*reading.TASK_QUERY), call.namespaces)
     if scanning.needs_scan(filters):
         async with call.open_request.scanning():
             return Reply(200, await call.broker.scan(reading.tasks, filters))
@@ -117,10 +118,14 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
         if live is not None and live.is_running and not live.has_attention:
             is_small = live.steps <= reading.SMALL_STEPS_MAX and live.context_bytes <= reading.SMALL_BYTES_MAX
             await client.wait(answer, min(timeout_s, LOOK_AGAIN_S))
-            if is_small and answer.done() and (read := explaining.small_task(call.broker, task_id)) is not None:
+            if (
+                is_small
+                and answer.done()
+                and (read := explaining.small_task(call.broker, task_id, call.inspects)) is not None
+            ):
                 return read
         while True:
-            read = await explaining.task(call.broker, task_id)
+            read = await explaining.task(call.broker, task_id, call.inspects)
             left_s = until - time.monotonic()
             if read is None or read.is_settled or left_s <= 0 or call.closing.is_set():
                 return read
@@ -129,6 +134,8 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
     """Store the tasks. The rate of the token counts the steps of new tasks."""
+    for namespace, workflow, version in dict.fromkeys((task.namespace, task.workflow, task.version) for task in tasks):
+        call.enter_workflow(namespace, workflow, version, HintCode.APPLY_WORKFLOW)
     call.open_request.check_rate("steps")
     stored = await call.ask(requests.submission(tasks), TasksSubmitted)
     if call.open_request.grant.rate.steps is not None:

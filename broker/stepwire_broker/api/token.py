@@ -4,28 +4,35 @@ The first start creates a token with full access, in a file that only its owner 
 `tokens_file` (or `.stepwire/tokens`), one per line, as their SHA-256:
 
     sha256:<64 hex digits> name=ci scopes=read,submit expires=2027-01-01T00:00:00Z
+
+A line `cert:<name>` gives permissions to the client certificates with this subject alternative name.
 """
 
+import functools
 import hashlib
 import hmac
 import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from stepwire_protocol import patterns
 
 from stepwire_broker import private_files
-from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.core.answers.scopes import Scope, includes
+from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
 from stepwire_broker.timestamps import parse_rfc3339
 
 from .token_rate import UNLIMITED, Rate, RateError, read_rate
+from .token_uses import TokenUses
 
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
@@ -35,8 +42,23 @@ TOKEN_BYTES: Final = 32
 TOKEN_CHARACTERS_MIN: Final = 43  # 256 bits in base64
 
 SESSIONS_DEFAULT: Final = 128  # workers of one token at the same time
-MEMBERS_SHOWN: Final = ("name", "scopes", "workers", "handlers", "labels", "sessions", "rate", "expires")
+MEMBERS_SHOWN: Final = (
+    "name",
+    "scopes",
+    "namespaces",
+    "workers",
+    "handlers",
+    "labels",
+    "sessions",
+    "roles",
+    "rate",
+    "expires",
+)
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
+
+CERTIFICATE: Final = "cert:"
+NAME_CHARACTERS_MAX: Final = 256
+NEVER: Final = "never"  # as the value of `expires`
 
 _HASHED: Final = "sha256:"
 
@@ -46,7 +68,7 @@ class TokenError(BrokerError):
 
 
 class Grant(NamedTuple):
-    """The permissions of one token, and the time at which they expire."""
+    """The permissions of one principal of the API, and the time at which they expire."""
 
     name: str
     scopes: frozenset[Scope]
@@ -58,6 +80,10 @@ class Grant(NamedTuple):
     handlers: tuple[str, ...] = (patterns.ANY,)
     labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
     sessions: int = SESSIONS_DEFAULT
+    via: Via = Via.TOKEN
+    proof_ends_ms: int | None = None  # when the certificate or the signed token expires
+    namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
+    roles: tuple[str, ...] = ()  # of its holder, for approvals
     rate: Rate = UNLIMITED
 
     @property
@@ -68,21 +94,39 @@ class Grant(NamedTuple):
     @property
     def via_text(self) -> str:
         """How the caller was identified, as rows of the audit name it."""
-        return "token" if self.digest else "socket"
+        return str(self.via)
 
     @property
     def of_workers(self) -> principal.Grant:
         """The grant of the workers that this token opens. They belong to the token."""
         return principal.Grant(
-            principal=f"token:{self.author}",
+            principal=f"{self.via}:{self.author}",
             workers=self.workers,
             handlers=self.handlers,
             labels=self.labels,
             sessions=self.sessions,
+            namespaces=self.namespaces,
         )
 
+    @property
+    def has_expired(self) -> bool:
+        now_ms = time.time_ns() // 1_000_000
+        return any(ms is not None and ms <= now_ms for ms in (self.expires_ms, self.proof_ends_ms))
+
     def allows(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return includes(self.scopes, scope)
+
+    @property
+    def is_for_all_namespaces(self) -> bool:
+        return patterns.ANY in self.namespaces
+
+    def allows_namespace(self, namespace: str) -> bool:
+        return self.is_for_all_namespaces or _any_of(self.namespaces)(namespace)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _any_of(namespaces: tuple[str, ...]) -> Callable[[str], bool]:
+    return patterns.any_of(namespaces)
 
 
 class TokenChange(NamedTuple):
@@ -110,6 +154,7 @@ class Tokens:
         self.file = file  # the file of the token that clients on the same machine use
         self._is_strict = is_strict
         self._more = more
+        self.uses = TokenUses(None)
         self._unreported: TokenError | None = None
         self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
@@ -128,14 +173,24 @@ class Tokens:
         grant = self._grant_of(presented)
         if grant is None and self._look_again():
             grant = self._grant_of(presented)
-        if grant is not None and grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000:
+        if grant is None or grant.has_expired:
             return None
+        self.uses.note(presented, time.time_ns() // 1_000_000)
         return grant
+
+    def of_certificate(self, names: tuple[str, ...]) -> list[Grant]:
+        """The grants of the lines `cert:` with one of these names. A line that was just written counts at once."""
+        found = self._grants_of_names(names)
+        return found if found or not self._look_again() else self._grants_of_names(names)
+
+    def _grants_of_names(self, names: tuple[str, ...]) -> list[Grant]:
+        wanted = {digest_of_name(name) for name in names}
+        return [line.grant for line in self._lines if line.grant.via is Via.CERTIFICATE and line.digest in wanted]
 
     def _grant_of(self, presented: bytes) -> Grant | None:
         grant = None
         for line in self._lines:
-            if hmac.compare_digest(presented, line.digest):
+            if line.grant.via is Via.TOKEN and hmac.compare_digest(presented, line.digest):
                 grant = line.grant
         return grant
 
@@ -174,12 +229,11 @@ class Tokens:
         return True
 
     def is_valid(self, grant: Grant) -> bool:
-        """False if the token of the grant was removed or changed, or has expired. A grant without a token is that of a
-        user on the Unix socket."""
-        if not grant.digest:
+        """False if the line of the grant was removed or changed, or if the grant has expired."""
+        if grant.via is Via.SOCKET:
             return True
-        is_expired = grant.expires_ms is not None and grant.expires_ms <= time.time_ns() // 1_000_000
-        return not is_expired and any(line.grant == grant for line in self._lines)
+        in_file = grant._replace(proof_ends_ms=None)
+        return not grant.has_expired and any(line.grant == in_file for line in self._lines)
 
     def _read_stamps(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(path) for path in (self.file, *self._more)]
@@ -213,13 +267,18 @@ def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
     """The tokens of `http.tokens_file`. Without this setting: the tokens of `stepwire token new`, and the generated
     token in the state directory, which `is_strict` refuses."""
     if tokens_file is not None:
-        return Tokens(Path(tokens_file), is_strict=is_strict)
+        tokens = Tokens(Path(tokens_file), is_strict=is_strict)
+        tokens.uses = TokenUses(uses_file_of(tokens_file))
+        return tokens
     make_state_dir()
     if is_strict:
-        return Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
+        tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
+        tokens.uses = TokenUses(uses_file_of(None))
+        return tokens
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
+    tokens.uses = TokenUses(uses_file_of(None))
     return tokens
 
 
@@ -241,6 +300,12 @@ def tokens_file_of(tokens_file: str | None) -> Path:
     return MORE_TOKENS_FILE if tokens_file is None else Path(tokens_file)
 
 
+def uses_file_of(tokens_file: str | None) -> Path:
+    """The file with the last use of each token."""
+    tokens = tokens_file_of(tokens_file)
+    return tokens.with_name(f"{tokens.name}.uses")
+
+
 def add_token(path: Path, grant: Grant) -> str:
     """Create a token. The file receives only the digest; the result is the only copy of the token."""
     if path.parent == STATE_DIR:
@@ -250,21 +315,23 @@ def add_token(path: Path, grant: Grant) -> str:
     token = secrets.token_urlsafe(TOKEN_BYTES)
     words = [f"{_HASHED}{hashlib.sha256(token.encode()).hexdigest()}", f"name={grant.name}"]
     words.append(f"scopes={','.join(sorted(grant.scopes))}")
-    words += [f"{name}={text}" for name, text in work_members(grant).items()]
-    if grant.expires_ms is not None:
-        words.append(f"expires={datetime.fromtimestamp(grant.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
+    words += [f"{name}={text}" for name, text in limiting_members(grant).items()]
+    expires = None if grant.expires_ms is None else datetime.fromtimestamp(grant.expires_ms / 1000, UTC)
+    words.append(f"expires={NEVER if expires is None else expires.isoformat(timespec='seconds')}")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{' '.join(words)}{chr(10)}")
     return token
 
 
-def work_members(grant: Grant) -> dict[str, str]:
+def limiting_members(grant: Grant) -> dict[str, str]:
     """The members that limit a token and its workers, as in its line. Members with their default are left out."""
     members = {
+        "namespaces": ",".join(grant.namespaces),
         "workers": ",".join(grant.workers),
         "handlers": ",".join(grant.handlers),
         "labels": ",".join(f"{key}={value}" for key, value in grant.labels),
         "sessions": str(grant.sessions),
+        "roles": ",".join(grant.roles),
         "rate": str(grant.rate),
     }
     without = Grant(grant.name, grant.scopes)
@@ -295,7 +362,7 @@ def first_token(path: Path) -> str:
     kind of secret, and is refused."""
     for line in read_private(path).splitlines():
         words = line.partition("#")[0].split()
-        if words and not words[0].startswith(_HASHED):
+        if words and not words[0].startswith((_HASHED, CERTIFICATE)):
             if len(words[0]) < TOKEN_CHARACTERS_MIN:
                 raise TokenError(
                     f"{path} is no token file: its first word has fewer than {TOKEN_CHARACTERS_MIN} characters"
@@ -329,7 +396,7 @@ def strict_refusal(grant: Grant) -> str | None:
             f"the token {grant.name!r} has the scope admin, which security.strict allows only to the broker's user on "
             "the Unix socket: write other scopes into its line, as scopes=submit,operate"
         )
-    if grant.expires_ms is None:
+    if grant.expires_ms is None and grant.via is Via.TOKEN:  # a certificate expires by itself
         return (
             f"the token {grant.name!r} never expires, which security.strict refuses: add expires=2027-01-01T00:00:00Z "
             "to its line, or revoke it and create one with --expires 90d"
@@ -390,8 +457,29 @@ def _line(path: Path, number: int, text: str) -> Line | None:
     words = text.partition("#")[0].split()
     if not words:
         return None
+    if words[0].startswith(CERTIFICATE):
+        digest = digest_of_name(_name(where, words[0].removeprefix(CERTIFICATE)))
+        grant = _grant(where, words[1:], words[0])._replace(digest=digest, is_named=True, via=Via.CERTIFICATE)
+        return Line(digest, grant)
     digest = _digest(where, words[0])
     return Line(digest, _grant(where, words[1:], f"line {number}")._replace(digest=digest))
+
+
+def digest_of_name(name: str) -> bytes:
+    return hashlib.sha256(f"{CERTIFICATE}{name.lower()}".encode()).digest()
+
+
+def _name(where: str, name: str) -> str:
+    """The name of a client certificate: a DNS name, a URI or a mail address."""
+    if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable() or "*" in name:
+        raise TokenError(
+            f"{where}: `cert:` must be followed by a subject alternative name: a DNS name, a URI or a mail address"
+        )
+    try:
+        ip_address(name)
+    except ValueError:
+        return name
+    raise TokenError(f"{where}: cert:{name}: an address names a machine, not a principal; use a DNS name or a URI")
 
 
 def _digest(where: str, token: str) -> bytes:
@@ -414,6 +502,8 @@ def _digest(where: str, token: str) -> bytes:
 def _grant(where: str, words: list[str], name: str) -> Grant:
     """The permissions in a line. A token without scopes has full access."""
     members = dict(word.partition("=")[::2] for word in words)
+    if name.startswith(CERTIFICATE) and "scopes" not in members:
+        raise TokenError(f"{where}: a line `cert:` needs scopes=…")
     if len(members) != len(words) or (unknown := members.keys() - MEMBERS):
         wrong = "a member occurs twice" if len(members) != len(words) else f"{min(unknown)!r} is unknown"
         known = " and ".join((", ".join(f"{member}=…" for member in MEMBERS_SHOWN[:-1]), f"{MEMBERS_SHOWN[-1]}=…"))
@@ -424,6 +514,10 @@ def _grant(where: str, words: list[str], name: str) -> Grant:
         raise TokenError(f"{where}: {error}; scopes are {', '.join(Scope)}") from None
     expires_ms = _expires_ms(where, members.get("expires"))
     grant = Grant(members.get("name", name), scopes, expires_ms, is_named="name" in members)
+    if "namespaces" in members:
+        grant = grant._replace(namespaces=_namespaces(where, members["namespaces"]))
+    if "roles" in members:
+        grant = grant._replace(roles=_parts(members["roles"]))
     if "workers" in members:
         grant = grant._replace(workers=_parts(members["workers"]))
     if "handlers" in members:
@@ -446,8 +540,16 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
+def _namespaces(where: str, text: str) -> tuple[str, ...]:
+    """An empty list would read as no limit, so it is refused."""
+    namespaces = _parts(text)
+    if not namespaces:
+        raise TokenError(f"{where}: namespaces={text}: it must have the form namespaces=shop,shop::*")
+    return namespaces
+
+
 def _expires_ms(where: str, text: str | None) -> int | None:
-    if text is None:
+    if text is None or text == NEVER:
         return None
     expires_ms = parse_rfc3339(text)
     if expires_ms is None:

@@ -23,6 +23,10 @@ async def watch(tokens: Tokens, shares: Shares, notes: AuditNotes) -> None:
                 log.info("tokens_changed")
         except TokenError as error:
             log.warning("tokens_refused", error=str(error))
+        try:
+            tokens.uses.write()
+        except OSError as error:
+            log.warning("token_uses_unwritten", error=str(error))
         if changes := tokens.take_changes():
             notes.tokens_changed(changes)
         shares.end_revoked(tokens.is_valid)

@@ -29,9 +29,13 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     it is connected. `stuck`: runs past their timeout occupy all slots, so the worker receives no steps.
     `death_provable`: if its process is killed, the operating system proves that, and its steps run again at once;
     otherwise at the end of its lease, for the reason in `death_unprovable_because`. `progress`: the latest progress
-    reports of the steps that it runs, at most 20, the newest first."""
+    reports of the steps that it runs, at most 20, the newest first. `principal`: the identity that its connection
+    proved. `disconnections`: the number of connections of this principal that the bus ended in the last ten minutes, by
+    reason, as in `stepwire_bus_disconnections_total`."""
 
     worker: str
+    principal: str
+    disconnections: dict[str, int]
     executor: str
     level: int
     session: str
@@ -58,18 +62,24 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(Struct, frozen=True):
+    """`disconnections`: the connections that the bus ended in the last ten minutes, by principal and reason. A
+    principal without a name is unknown: its connection had sent nothing."""
+
     broker: str
     epoch: int
     workers: list[WorkerDocument]
+    disconnections: dict[str, dict[str, int]]
 
 
 async def page(call: HttpCall) -> Reply:
     call.query()
     broker = call.broker
-    return Reply(200, encode(WorkerList(broker.broker_id, broker.epoch, [_shown(one) for one in broker.workers()])))
+    ended = broker.wire_counters.recent_disconnections()
+    workers = [_shown(one, ended.get(one.principal, {})) for one in broker.workers()]
+    return Reply(200, encode(WorkerList(broker.broker_id, broker.epoch, workers, ended)))
 
 
-def _shown(worker: WorkerView) -> WorkerDocument:
+def _shown(worker: WorkerView, disconnections: dict[str, int]) -> WorkerDocument:
     """The worker with times in RFC 3339."""
     members = structs.asdict(worker)
     unprovable = members.pop("unprovable")
@@ -86,4 +96,5 @@ def _shown(worker: WorkerView) -> WorkerDocument:
         )
         for report in worker.progress
     ]
+    members["disconnections"] = disconnections
     return WorkerDocument(since=rfc3339(members.pop("since_ms")), **members)

@@ -19,7 +19,7 @@ from stepwire_broker.core.workflow_warnings import of_document
 from . import core_views, reading
 from .documents import WorkflowActivated, WorkflowApplied
 from .http import HttpCall
-from .http_problems import HttpProblem, of_refused
+from .http_problems import HttpProblem, not_found, of_refused
 from .replies import JSON, Reply, encode
 
 READ_ON_LOOP_BYTES_MAX: Final = 8 * 1024
@@ -35,6 +35,8 @@ async def apply(call: HttpCall) -> Reply:
         workflow = await read(body, call.broker.settings.limits)
     except (definition_files.DocumentError, InvalidWorkflow) as error:
         raise HttpProblem(400, "invalid_workflow", str(error)) from None
+    if not call.sees(workflow.namespace):
+        raise not_found(f"namespace {workflow.namespace} for this token", "its `namespaces` do not include it")
     by, via = call.operator, call.via
     done = await call.ask(lambda request: ApplyWorkflow(request, workflow, activate, by=by, via=via), Applied)
     warnings = [*of_document(workflow), *core_views.handler_warnings(call.broker, workflow)]
@@ -61,6 +63,7 @@ async def activate(call: HttpCall) -> Reply:
     version = query.get("version")
     if version is None:
         raise HttpProblem(400, "bad_query", "`version` is missing", "name the version to activate")
+    call.enter_workflow(namespace, name, version, HintCode.LIST_WORKFLOWS)
     by, via = call.operator, call.via
     done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version, by=by, via=via), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
@@ -68,7 +71,9 @@ async def activate(call: HttpCall) -> Reply:
 
 async def page(call: HttpCall) -> Reply:
     """List every version of every workflow, without pages: there are few, and each is small without its document."""
-    return Reply(200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace")))
+    return Reply(
+        200, await call.broker.read(reading.workflows, call.query("namespace").get("namespace"), call.namespaces)
+    )
 
 
 async def show(call: HttpCall) -> Reply:
@@ -76,7 +81,8 @@ async def show(call: HttpCall) -> Reply:
     query = call.query("namespace", "version")
     name = call.scope["path_params"]["name"]
     namespace = query.get("namespace", NAMESPACE_DEFAULT)
-    document = await call.broker.read(reading.workflow, namespace, name, query.get("version"))
+    call.enter_workflow(namespace, name, query.get("version"), HintCode.LIST_WORKFLOWS)
+    document = await call.broker.read(reading.workflow, namespace, name, query.get("version"), call.inspects)
     if document is None:
         known = core_views.known_workflows(call.broker)
         raise of_refused(unknown_workflow(namespace, name, query.get("version"), known, HintCode.LIST_WORKFLOWS))

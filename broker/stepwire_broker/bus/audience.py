@@ -13,7 +13,8 @@ from msgspec import Struct
 from stepwire_protocol import topics
 
 from .alarms import Alarms
-from .connections import BusConnection, Connections
+from .bus_connection import BusConnection
+from .connections import Connections
 from .counters import WireCounters
 from .identity import Identities, descriptor_of
 from .listener import BusListener
@@ -104,6 +105,7 @@ class Audience:
 
     def queue_emptied(self) -> None:
         self._is_peer_unsure = False
+        self._connections.steps_emptied()
 
     def grant(self, to: str) -> None:
         """Let the peer that `on_peer` is reporting receive messages that begin with this `to`, and no others."""

@@ -55,6 +55,9 @@ class Authenticator:
         self._admission = admission
         self._refusals: deque[RefusedConnection] = deque(maxlen=REFUSALS_KEPT_MAX)
         self._socket = context.socket(zmq.REP)
+        self._may_answer = threading.Event()
+        self._may_answer.set()
+        self._wait_s = 0.0
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         for socket in (self._socket, self._stop, self._stopped):
@@ -72,6 +75,14 @@ class Authenticator:
     def replace(self, admission: Admission) -> None:
         """Decide by this admission from now on. Connections that exist stay open."""
         self._admission = admission
+
+    def hold_back(self, wait_s: float) -> None:
+        """Let each handshake wait for at most this time. With 0, those that wait go on."""
+        self._wait_s = wait_s
+        if wait_s > 0:
+            self._may_answer.clear()
+        else:
+            self._may_answer.set()
 
     def take_refusals(self) -> list[RefusedConnection]:
         """Return the refusals since the last call, at most the latest REFUSALS_KEPT_MAX."""
@@ -103,7 +114,9 @@ class Authenticator:
             ready = dict(poller.poll())
             if self._stopped in ready:
                 return
-            self._answer(self._socket.recv_multipart())
+            request = self._socket.recv_multipart()
+            self._may_answer.wait(self._wait_s)
+            self._answer(request)
 
     def _answer(self, request: list[bytes]) -> None:
         try:

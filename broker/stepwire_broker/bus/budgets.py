@@ -18,8 +18,15 @@ REFUSED_WITHIN_S: Final = 10.0
 MESSAGES_PER_S: Final = 20_000  # of one principal
 BYTES_PER_S: Final = 64 * 1024 * 1024
 BURST_S: Final = 2.0
-QUEUED_BYTES_MAX: Final = 256 * 1024 * 1024  # of one connection
-UNREAD_BYTES_MAX: Final = 160 * 1024 * 1024  # of all tcp connections together, unfinished messages included
+QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024  # of one connection
+STEPS_RECEIVE_BUFFER: Final = 2_048  # of a connection that only subscribes, in the kernel
+UNREAD_BYTES_MAX: Final = 96 * 1024 * 1024  # of all tcp connections together, unfinished messages included
+GROWTH_BYTES_MAX: Final = 96 * 1024 * 1024  # of the process, by messages of which some were not read
+LIGHT_USE_S: Final = 0.01  # of a connection in about 0.2 s, in seconds of its principal's rates: 1,000 messages/s
+REFUSED_BYTES_EACH: Final = 1024 * 1024  # a refused frame counts once more for each
+HOLD_BACK_BLAMED_S: Final = 0.1  # of a handshake soon after a connection has ended as no correct program's would
+BLAMED_S: Final = 1.0  # the time for which such an end delays the handshakes
+HOLD_BACK_S: Final = 0.25  # the time for which a handshake waits at most for the others' messages to be read
 BLOCK_S: Final = 10.0  # a principal that repeats its offence is blocked for this time, doubled with each repetition
 BLOCK_MAX_S: Final = 3_600.0
 FORGIVE_S: Final = 60.0  # without an offence
@@ -45,11 +52,11 @@ class Window(Struct):
     since_s: float = 0.0
     count: int = 0
 
-    def add(self, now_s: float) -> int:
+    def add(self, now_s: float, weight: int = 1) -> int:
         """Count one event. Return the number of events in the current window."""
         if not self.count or now_s - self.since_s > REFUSED_WITHIN_S:
             self.since_s, self.count = now_s, 0
-        self.count += 1
+        self.count += weight
         return self.count
 
 

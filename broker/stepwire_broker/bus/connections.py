@@ -8,60 +8,32 @@ A peer on inproc has no connection and no budgets: it runs in this process.
 
 import asyncio
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import zmq
-from msgspec import Struct, field
 
 from stepwire_broker.core.model.principal import BUILT_IN, PROCESS, Grant
 
-from . import budgets
-from .budgets import Offences, PrincipalUsage, Window
+from . import budgets, handshakes
+from .budgets import Offences, PrincipalUsage
+from .bus_connection import BusConnection, Role
 from .counters import WireCounters
 from .disconnecting import disconnect, inode_of
+from .disconnections import Disconnections
+from .flood_watch import FloodWatch
+from .floods import SWEEP_EACH_S, Floods
 from .identity import descriptor_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
-from .stuck_watch import StuckWatch
-
-Role: TypeAlias = Literal["steps", "results"]
 
 MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 SWEEP_S: Final = 0.1
-SWEEP_SOON_S: Final = 0.02  # while much waits unread
-SWEEP_EACH_S: Final = 0.0001  # with many connections the sweeps are rarer
-LOG_EVERY_S: Final = 10.0
-# What the broker sends in a handshake without encryption: the greeting, and READY with the longest socket type.
-HANDSHAKE_BYTES_SENT: Final = 64 + 28
-HANDSHAKE_BYTES_RECEIVED: Final = 64 + 25  # the least of a peer's part
 FRAMING_BYTES: Final = 40  # of one frame, at most
-STEPS_UNREAD_BYTES_MAX: Final = 1024 * 1024  # a peer of the steps socket sends nothing but a few subscriptions
-STEPS_WAITING_BYTES_MAX: Final = 16 * 1024  # the part of them that the kernel holds
+BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
 
 _EVENT: Final = struct.Struct("=Hi")
-
-
-class BusConnection(Struct, eq=False):
-    """One connection. `is_ended`: the bus has disconnected it. Frames that arrived before are ignored."""
-
-    role: Role
-    descriptor: int
-    inode: int | None
-    principal: str | None = None  # of its last frame
-    topics: set[bytes] = field(default_factory=set)  # that it subscribed, granted or not
-    changes: Window = field(default_factory=Window)  # of its subscriptions
-    refused: Window = field(default_factory=Window)
-    used_s: float = 0.0  # recent use of its principal's budget, in seconds of that budget; fades
-    read_bytes: int = 0
-    has_spoken: bool = False  # it has sent its part of the handshake
-    is_admitted: bool = False  # its handshake has ended, or the kernel does not tell
-    is_flooding: bool = False  # the watch has ended it, and the loop has not noticed
-    is_ended: bool = False
-
-    @property
-    def key(self) -> tuple[Role, int]:
-        return self.role, self.descriptor
 
 
 class Connections:
@@ -75,15 +47,16 @@ class Connections:
         counters: WireCounters,
         grant_of: Callable[[str], Grant | None],
         report: Callable[[str, str, int], None],
+        hold_back: Callable[[float], None] = lambda _: None,
+        handshake: handshakes.HandshakeBytes = handshakes.PLAIN,
     ) -> None:
         """`report` gets a reason, a principal (empty if unknown), and the number of disconnections since its last
-        report."""
+        report. `hold_back` delays new connections by at most this time in seconds; another thread calls it."""
         self._monitors = monitors
         self._connections_max = connections_max
-        self._unread_bytes_max = unread_bytes_max
         self._counters = counters
         self._grant_of = grant_of
-        self._report = report
+        self.disconnections: Final = Disconnections(counters, report)
         self.parted: Final[deque[BusConnection]] = deque()  # ended connections of `steps` that the audience must forget
         # By socket as well: the two may use one descriptor in turn, and their monitors are queues of their own.
         self._open: dict[tuple[Role, int], BusConnection] = {}
@@ -93,11 +66,12 @@ class Connections:
         self._handshaking: dict[tuple[Role, int], BusConnection] = {}  # in the order of their begin
         self._usage: dict[str, PrincipalUsage] = {}
         self._offences: dict[str, Offences] = {}
-        self._reported: dict[str, tuple[float, int]] = {}  # by principal: when, and how many were not reported since
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._unread_bytes = 0  # as of the last sweep
+        self._is_steps_read = False  # all events, since the last sweep
         self._turns = 0
-        self._watch = StuckWatch(lambda: self._turns, self._end_floods)
+        self.floods: Final = Floods(lambda: list(self._open.values()), unread_bytes_max, hold_back)
+        self._handshake = handshake
+        self._watch = FloodWatch(lambda: self._turns, self.floods.end_subscriptions, self.floods.measure)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -150,8 +124,7 @@ class Connections:
             return
         self._counters.connections[connection.role] -= 1
         self._handshaking.pop(connection.key, None)
-        if connection.is_flooding:
-            self._offend(connection, "subscriptions")
+        self._settle(connection)
         if connection.is_ended:
             self._muted[connection.key] = connection
         if connection.role == "steps":
@@ -170,8 +143,8 @@ class Connections:
     def _observe(self, connection: BusConnection) -> KernelCounts | None:
         """Note how far the handshake is. Only after its end does the broker send more than its own part of it."""
         counts = read_counts(connection.descriptor)
-        connection.has_spoken = counts is None or counts.received >= HANDSHAKE_BYTES_RECEIVED
-        connection.is_admitted = connection.is_admitted or counts is None or counts.sent > HANDSHAKE_BYTES_SENT
+        connection.has_spoken = self._handshake.has_spoken(counts)
+        connection.is_admitted = connection.is_admitted or self._handshake.has_ended(counts)
         if connection.is_admitted:
             self._handshaking.pop(connection.key, None)
         return counts
@@ -183,16 +156,14 @@ class Connections:
         if connection.is_ended:
             return
         connection.is_ended = True
-        self._handshaking.pop(connection.key, None)
         disconnect(connection.descriptor, connection.inode)
-        self._counters.disconnected[reason] += 1
-        now_s, principal = self._loop.time(), connection.principal or ""
-        since_s, unreported = self._reported.get(principal, (-LOG_EVERY_S, 0))
-        if now_s - since_s >= LOG_EVERY_S:
-            self._reported[principal] = (now_s, 0)
-            self._report(reason, principal, unreported + 1)
-        else:
-            self._reported[principal] = (since_s, unreported + 1)
+        self._count(connection, reason)
+
+    def _count(self, connection: BusConnection, reason: str) -> None:
+        self._handshaking.pop(connection.key, None)
+        if reason not in BLAMELESS:
+            self.floods.blamed_s = time.monotonic()
+        self.disconnections.add(reason, connection.principal or "", time.monotonic())
 
     def disconnect_principal(self, principal: str, reason: str) -> int:
         """End every connection that has sent a frame as this principal. Return their number."""
@@ -205,12 +176,23 @@ class Connections:
     def _offend(self, connection: BusConnection, reason: str) -> None:
         """Disconnect a peer that no correct program can be. If it repeats that, block its principal for a time."""
         self.disconnect(connection, reason)
+        self._blame(connection)
+
+    def _blame(self, connection: BusConnection) -> None:
         principal = connection.principal
-        # Honest and hostile peers may share an identity that needs no key.
+        # Honest and hostile peers may share an identity that needs no key, so it is not blocked.
         if principal and principal not in BUILT_IN:
             offences = self._offences.setdefault(principal, Offences())
             if offences.add(self._loop.time()):
                 self.disconnect_principal(principal, "blocked")
+
+    def _settle(self, connection: BusConnection) -> None:
+        """Count a disconnection by the watch."""
+        reason, connection.ended_for = connection.ended_for, None
+        if reason is not None:
+            self._count(connection, reason)
+            if connection.role == "steps":
+                self._blame(connection)
 
     @property
     def blocked(self) -> frozenset[str]:
@@ -261,7 +243,6 @@ class Connections:
             self._offend(connection, "user_message")
         elif (
             len(connection.topics) > budgets.SUBSCRIPTIONS_MAX
-            or connection.is_flooding
             or connection.changes.add(self._loop.time()) > budgets.SUBSCRIPTION_CHANGES_MAX
         ):
             self._offend(connection, "subscriptions")
@@ -281,7 +262,8 @@ class Connections:
         if connection is not None:
             connection.used_s += 1 / usage.messages.per_s + size / usage.bytes.per_s
         verdict = usage.take(size, now_s)
-        if verdict == "pass":
+        # Honest and hostile peers may share an identity that needs no key: the light connections of a heavy one pass.
+        if verdict == "pass" or (connection is not None and connection.used_s < budgets.LIGHT_USE_S):
             return True
         self._counters.refused["rate"] += 1
         if verdict == "disconnect":
@@ -298,11 +280,12 @@ class Connections:
         """Apply the rates of new grants."""
         self._usage.clear()
 
-    def refused(self, connection: BusConnection | None) -> None:
-        """Count a frame that was refused by its form, by the core or by a grant."""
+    def refused(self, connection: BusConnection | None, size: int = 0) -> None:
+        """Count a frame that was refused by its form, by the core or by a grant. A large one counts several times."""
         if connection is None or connection.is_ended:
             return
-        if connection.refused.add(self._loop.time()) > budgets.REFUSED_MAX:
+        weight = 1 + size // budgets.REFUSED_BYTES_EACH
+        if connection.refused.add(self._loop.time(), weight) > budgets.REFUSED_MAX:
             self._offend(connection, "refused_frames")
 
     def _disconnect_heaviest(self, principal: str) -> None:
@@ -311,61 +294,31 @@ class Connections:
         if own:
             self.disconnect(max(own, key=lambda one: one.used_s), "rate")
 
-    def _end_floods(self) -> None:
-        """Called in the watch's thread. The list is a snapshot, which the interpreter copies at once."""
-        for connection in list(self._open.values()):
-            if (
-                connection.role == "steps"
-                and not connection.is_ended
-                and bytes_waiting(connection.descriptor) > STEPS_WAITING_BYTES_MAX
-                and disconnect(connection.descriptor, connection.inode)
-            ):
-                connection.is_flooding = True
+    # -- regular checks on the loop -----------------------------------------------------------------------------------
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    def steps_emptied(self) -> None:
+        """Note that no event of the steps socket waits unread."""
+        self._is_steps_read = True
 
     def _sweep_later(self) -> None:
-        wait_s = SWEEP_SOON_S if self._unread_bytes > self._unread_bytes_max / 4 else SWEEP_S
-        delay_s = max(wait_s, SWEEP_EACH_S * len(self._open))
+        delay_s = max(SWEEP_S, SWEEP_EACH_S * len(self._open))
         self._sweep_timer = self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
         self._sweep_later()
         self.read_events()
-        self.limit_unread()
-
-    def limit_unread(self) -> None:
-        """Disconnect the peers whose unread messages, finished or not, take most of the memory.
-
-        libzmq limits a connection's queue by finished messages. A message in parts has no limit, and each connection
-        may also have one unfinished message of the largest size.
-        """
-        unread: list[tuple[int, BusConnection]] = []
         for connection in list(self._open.values()):
             connection.used_s /= 2
-            if connection.is_flooding:
-                self._offend(connection, "subscriptions")
-            counts = self._observe(connection)
+            self._settle(connection)
+            counts = None if connection.is_ended else self._observe(connection)
             if counts is None:
                 continue
-            left = counts.received - connection.read_bytes
-            if left < 0:  # FRAMING_BYTES is an upper bound
-                connection.read_bytes = counts.received
-            elif connection.is_ended:
-                continue
-            elif connection.role == "steps" and left > STEPS_UNREAD_BYTES_MAX:
-                self._offend(connection, "unread_bytes")
-            else:
-                unread.append((left, connection))
-        self._limit_total(unread)
-
-    def _limit_total(self, unread: list[tuple[int, BusConnection]]) -> None:
-        self._unread_bytes = sum(left for left, _ in unread)
-        excess = self._unread_bytes - self._unread_bytes_max
-        if excess <= 0:
-            return
-        for left, connection in sorted(unread, key=lambda each: -each[0]):
-            self.disconnect(connection, "unread_bytes")
-            excess -= left
-            if excess <= 0:
-                return
+            if connection.role == "steps" and self._is_steps_read:
+                # What is no event, such as the PING of a client, has been read as well.
+                connection.read_bytes = max(connection.read_bytes, connection.received_bytes)
+            connection.received_bytes = counts.received
+            connection.read_bytes = min(connection.read_bytes, counts.received)  # FRAMING_BYTES is an upper bound
+            unread = counts.received - connection.read_bytes - bytes_waiting(connection.descriptor)
+            if not connection.is_admitted and unread > handshakes.READ_BYTES_MAX:
+                self.disconnect(connection, "unauthenticated")
+        self._is_steps_read = False

@@ -1,6 +1,6 @@
 """The counters of the bus, as the metrics show them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 
@@ -41,4 +41,5 @@ class WireCounters(Struct):
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSED, 0))
     connections_refused: Mapping[str, int] = {}  # by reason; the authenticator counts them
     disconnected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISCONNECTED, 0))
+    recent_disconnections: Callable[[], dict[str, dict[str, int]]] = dict  # of ten minutes, by principal and reason
     connections: dict[str, int] = field(default_factory=lambda: {"steps": 0, "results": 0})  # open now

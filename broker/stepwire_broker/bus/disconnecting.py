@@ -1,13 +1,18 @@
 """Disconnect one peer of a ZeroMQ socket, which ZeroMQ itself cannot do.
 
-libzmq owns the descriptor of a connection. A duplicate of the descriptor refers to the same connection, so its shutdown
+libzmq owns the descriptor of a connection. A duplicate of the descriptor refers to the same connection, so ending that
 ends the connection, and libzmq then closes its own descriptor as after any other loss. Other peers are unaffected. The
 original descriptor is never closed here: libzmq would later close a descriptor that belongs to something else.
 """
 
 import contextlib
+import ctypes
 import os
 import socket
+from typing import Final
+
+_libc: Final = ctypes.CDLL(None)
+_NO_ADDRESS: Final = bytes(16)  # a struct sockaddr of the family AF_UNSPEC, which is 0
 
 
 def inode_of(descriptor: int) -> int | None:
@@ -30,7 +35,10 @@ def disconnect(descriptor: int, inode: int | None) -> bool:
     if inode is None or inode_of(duplicate) != inode:
         os.close(duplicate)
         return False
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=duplicate)
-    with connection, contextlib.suppress(OSError):  # the peer was faster
-        connection.shutdown(socket.SHUT_RDWR)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=duplicate) as connection:
+        # After a shutdown libzmq would still read what the kernel holds: up to 32 MiB of a TCP connection. A connection
+        # to no address ends with a reset, and the kernel discards these bytes. Unix sockets refuse it.
+        if _libc.connect(duplicate, _NO_ADDRESS, len(_NO_ADDRESS)) != 0:
+            with contextlib.suppress(OSError):  # the peer was faster
+                connection.shutdown(socket.SHUT_RDWR)
     return True

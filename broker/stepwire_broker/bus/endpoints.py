@@ -17,7 +17,7 @@ INPROC_NAME_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
 
 _FORMS: Final = "tcp://127.0.0.1:7411, ipc:///run/stepwire/steps.sock or inproc://steps"
-_ANYWHERE: Final = {"*", "0.0.0.0", "::"}  # every interface of this host
+_ANYWHERE: Final = {"*", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
 class EndpointRefused(BrokerError):
@@ -136,7 +136,7 @@ def _resolve(key: str, written: str, host: str) -> tuple[str, bool, bool]:
     that the checked address is the bound address."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if bare in _ANYWHERE:
-        is_ipv6 = bare != "0.0.0.0" and _host_has_ipv6()
+        is_ipv6 = bare != "0.0.0.0" and _host_has_ipv6()  # noqa: S104 - compared
         return ("*" if bare == "*" else "[::]" if bare == "::" else bare), False, is_ipv6
     if bare in (name for _, name in socket.if_nameindex()):
         return bare, _is_loopback_interface(bare), False

@@ -119,6 +119,12 @@ class PrincipalGate:
             self._blocked = principals
             self._apply()
 
+    def hold_back(self, wait_s: float) -> None:
+        """Delay each new connection by at most this time. Any thread may call it."""
+        authenticator = self._authenticator
+        if authenticator is not None:
+            authenticator.hold_back(wait_s)
+
     async def check(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
         """Read the client files in a thread, because their disk may be slow, and apply what has changed."""
         async with self._is_reading:

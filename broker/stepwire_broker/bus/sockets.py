@@ -16,7 +16,8 @@ from stepwire_broker.core.definitions.settings import BusSettings, listed
 
 from . import budgets
 from .authenticator import CURVE_DOMAIN, IPC_DOMAIN, OPEN_DOMAIN
-from .connections import MONITORED, Role
+from .bus_connection import Role
+from .connections import MONITORED
 from .endpoints import Endpoint, EndpointRefused, Protection, read_endpoint
 from .keys.key_text import KeyPair
 from .paths import Paths
@@ -205,6 +206,7 @@ def _xpub_options(settings: BusSettings, here: bytes) -> Options:
         zmq.XPUB_WELCOME_MSG: topics.BROKERS + here,
         zmq.SNDHWM: settings.steps_hwm,
         zmq.RCVHWM: budgets.SUBSCRIPTIONS_QUEUED,
+        zmq.RCVBUF: budgets.STEPS_RECEIVE_BUFFER,
         zmq.MAXMSGSIZE: limits.SUBSCRIPTION_BYTES_MAX,
     }
 

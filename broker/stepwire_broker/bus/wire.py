@@ -15,10 +15,11 @@ from stepwire_protocol import codec, topics
 from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_broker.open_files import connections_of_bus
 
-from . import budgets
+from . import budgets, handshakes
 from .alarms import Alarms
 from .audience import Audience
-from .connections import BusConnection, Connections
+from .bus_connection import BusConnection
+from .connections import Connections
 from .counters import WireCounters
 from .gate import PrincipalGate, PrincipalsChanged
 from .identity import Identities
@@ -92,7 +93,10 @@ class Wire:
             self.counters,
             self._listener.grant_of,
             self._listener.on_disconnected,
+            self._gate.hold_back,
+            handshakes.PLAIN if server is None else handshakes.ENCRYPTED,
         )
+        self.counters.recent_disconnections = self._connections.disconnections.recent
         self._audience = Audience(
             self._xpub, self._connections, self._subscribers, self._listener, self.counters, self._alarms
         )
@@ -102,7 +106,12 @@ class Wire:
             after_drain=self._listener.after_drain,
             on_empty=self._audience.queue_emptied,
         )
-        self._results = SocketReader(self._sockets.sub, self._take_message, after_drain=self._listener.after_drain)
+        self._results = SocketReader(
+            self._sockets.sub,
+            self._take_message,
+            after_drain=self._listener.after_drain,
+            on_empty=self._connections.floods.queue_emptied,
+        )
         self._is_closed = False
         self._connections.start()
         try:
@@ -271,8 +280,9 @@ class Wire:
         if is_admitted:
             topic, body = codec.split(frame.bytes)
             if self._on_message(topic, body, principal) is not None:
-                self._connections.refused(connection)
-        return size
+                self._connections.refused(connection, size)
+            return size
+        return 0  # the sooner dropped messages are read, the sooner their memory is free
 
     def _skip_part(self, frame: zmq.Frame, connection: BusConnection | None, principal: str) -> int:
         """Skip one part of a multipart message. Each part uses the budget of messages: a message may have millions."""

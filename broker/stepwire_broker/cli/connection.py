@@ -11,6 +11,7 @@ from stepwire.errors import ConfigurationError
 
 from stepwire_broker.api.token import TOKEN_FILE, URL_FILE, TokenError, first_token
 from stepwire_broker.configuration.loader import Configuration
+from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.core.reading.durations import milliseconds
 
 from . import output
@@ -56,6 +57,7 @@ def open_client(options: Options, loaded: Configuration | None = None, *, waits:
             first_contact_s=None if waits or is_set else 0.0,
             on_outage=lambda text, is_over: _report_outage(options, text, is_over),
             allow_insecure=is_insecure_allowed,
+            ca_file=options.ca_file,
         )
     except (ConfigurationError, TokenError) as error:
         raise Failure(Exit.USAGE, str(error)) from None
@@ -86,10 +88,17 @@ def address(options: Options, loaded: Configuration | None = None) -> Address:
         if has_foreign_token:
             _refuse_unless(destinations.is_this_machine(running), running, str(URL_FILE))
         return Address(running, token_file, is_insecure_allowed)
-    url = f"unix:{http.socket}" if http.listen is None else f"http://{http.listen}"
+    url = _configured_url(http)
     if has_foreign_token:
         _refuse_unless(not loaded.is_from_here("http.listen"), url, str(loaded.file))
     return Address(url, token_file, is_insecure_allowed)
+
+
+def _configured_url(http: HttpSettings) -> str:
+    if http.tls.is_on and http.listen is not None:
+        # A certificate seldom names the address that the broker listens on.
+        return f"unix:{http.socket}" if Path(http.socket).exists() else f"https://{http.listen}"
+    return f"unix:{http.socket}" if http.listen is None else f"http://{http.listen}"
 
 
 def _refuse_unless(is_allowed: bool, url: str, origin: str) -> None:
@@ -173,6 +182,8 @@ def failure_of(options: Options, error: ClientError) -> Failure:
         url = address(options).url
         code, text = Exit.UNREACHABLE, f"the server at {url} speaks http, not https"
         hint = f"use --url {url.replace('https:', 'http:', 1)}"
+    elif error.status == UNREACHABLE and _NOT_TRUSTED in error.message.lower():
+        code, text, hint = Exit.UNREACHABLE, error.message.rstrip("."), _TRUST
     elif error.status == UNREACHABLE:
         code, text, hint = Exit.UNREACHABLE, f"{error.message.rstrip('.')}{_origin(options)}", START_A_BROKER
     elif error.status == 401:
@@ -180,6 +191,8 @@ def failure_of(options: Options, error: ClientError) -> Failure:
     return Failure(code, text, hint, _problem(error, text, hint))
 
 
+_NOT_TRUSTED: Final = "certificate verify failed"
+_TRUST: Final = "name the authority of the broker's certificate: --ca-file FILE, or STEPWIRE_CA_FILE"
 _NOT_TLS: Final = ("wrong version number", "record layer failure")  # OpenSSL on an answer that is not TLS
 
 

@@ -18,7 +18,7 @@ from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_audit, doctor_keys, doctor_posture, output
+from . import config_commands, doctor_audit, doctor_keys, doctor_posture, doctor_tls, output
 from .connection import address, open_client
 from .doctor_posture import BUS_KEYS
 from .failure import Exit, Failure, leave
@@ -74,6 +74,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from endpoints(settings)
     yield from files(settings)
     yield from doctor_posture.of_settings(settings)
+    yield from doctor_tls.tls(settings.http)
     yield from doctor_keys.keys(settings.bus)
     yield from doctor_audit.audit(settings)
     yield from broker(options, loaded)

@@ -22,7 +22,7 @@ BUS_KEYS: Final = ("bus.steps", "bus.results")
 _TODO: Final = {
     "bus_loopback": "use ipc paths, or create keys: stepwire keys init",
     "bus_network": "create keys: stepwire keys init; or make sure that you control this network",
-    "http_network": "end TLS in a proxy on this host, and listen on 127.0.0.1",
+    "http_network": "set http.tls.cert_file and http.tls.key_file, or end TLS in a proxy on this host",
 }
 
 
@@ -53,7 +53,7 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
         yield Finding("warning", "http", text, _TODO["http_network"])
     elif settings.http.listen is None:
         yield Finding("ok", "http", f"only the Unix socket {settings.http.socket} is served, to this user")
-    else:
+    elif not posture.has_tls(settings.http):
         yield Finding("ok", "http", "requests need a token, and only this host can connect")
 
 

@@ -15,6 +15,7 @@ class Options:
         self.output: Literal["text", "json", "jsonl"] = "text"
         self.url: str | None = None
         self.token_file: str | None = None
+        self.ca_file: str | None = None
         self.outage: str | None = None
         self.is_outage_reported = False
         self.config_file: str | None = None
@@ -59,6 +60,13 @@ def global_options() -> list[click.Option]:
             metavar="FILE",
             callback=_store("token_file"),
             help="File that holds the API token. [STEPWIRE_TOKEN_FILE]",
+        ),
+        option(
+            "--ca-file",
+            metavar="FILE",
+            callback=_store("ca_file"),
+            help="Authorities that may have issued the broker's certificate, PEM, for https:// addresses. By default,"
+            " those of the system. [STEPWIRE_CA_FILE]",
         ),
         option(
             "--outage",

@@ -16,6 +16,7 @@ from stepwire_broker.configuration import hidden, loader
 from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
+from .allocator import keep_no_large_blocks
 from .children import handler_environ
 from .failure import Exit, Failure
 from .handlers import Handlers
@@ -25,6 +26,7 @@ from .systemd import Systemd, without_systemd
 
 if TYPE_CHECKING:
     from stepwire_broker.api.listening import Listeners
+    from stepwire_broker.api.tls_files import Certificates
     from stepwire_broker.api.token import Tokens
     from stepwire_broker.bus.sockets import Bound
     from stepwire_broker.core.definitions.settings import Settings
@@ -62,8 +64,8 @@ def serve(
 ) -> None:
     """Run a broker. TERM or Ctrl-C drains and stops it; a second Ctrl-C stops it at once.
 
-    HUP reloads the log level, the tokens, the client files and the routing rules. If anything in it is wrong,
-    nothing changes.
+    HUP reloads the log level, the tokens, the certificate, the client files and the routing rules. If anything in it
+    is wrong, nothing changes.
     """
     flags = dict(_setting(text) for text in settings)
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
@@ -87,6 +89,7 @@ def serve(
     logs.set_up(loaded.settings.log_level, options.verbosity)
     raise_to_hard_limit()
     harden()
+    keep_no_large_blocks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     large_blocks.return_when_free()
     code = asyncio.run(_serve(options, loaded, flags, modules))
@@ -103,7 +106,9 @@ async def _serve(
     tokens, listeners = _open_http(loaded.settings)
     broker = _engine(loaded.settings, tokens, listeners)
     systemd = Systemd()
-    signals = _Signals(asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, systemd, broker))
+    signals = _Signals(
+        asyncio.get_running_loop(), _Reload(options, loaded, flags, tokens, listeners.certificates, systemd, broker)
+    )
     try:
         await _start(broker, tokens, listeners)
         server = Server(broker, tokens, listeners)
@@ -112,7 +117,11 @@ async def _serve(
         _freeze_objects()
         endpoints = broker.endpoints
         environ = handler_environ(
-            endpoints["steps"], endpoints["results"], server.url, str(tokens.file), broker.settings.handlers.pass_env
+            endpoints["steps"],
+            endpoints["results"],
+            listeners.url_of_user,
+            str(tokens.file),
+            broker.settings.handlers.pass_env,
         )
         handlers = [Handlers(module, without_systemd(environ)) for module in modules]
         _print_ready(options, loaded, broker, listeners, tokens)
@@ -245,7 +254,7 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
 
 
 class _Reload:
-    """Reloads the log level, the tokens, the client files and the routing rules.
+    """Reloads the log level, the tokens, the certificate, the client files and the routing rules.
 
     Other changed settings are logged as `needs_restart`.
     """
@@ -256,11 +265,13 @@ class _Reload:
         loaded: loader.Configuration,
         flags: dict[str, str],
         tokens: "Tokens",
+        certificates: "Certificates | None",
         systemd: Systemd,
         broker: "Engine",
     ) -> None:
         self._broker = broker
         self._tokens = tokens
+        self._certificates = certificates
         self._options = options
         self._systemd = systemd
         self._running = loaded
@@ -277,6 +288,7 @@ class _Reload:
     def _reload(self) -> None:
         import structlog
 
+        from stepwire_broker.api.tls_files import TlsError
         from stepwire_broker.api.token import TokenError
         from stepwire_broker.core.routing.router import RulesRefused
 
@@ -286,10 +298,13 @@ class _Reload:
         try:
             loaded = loader.load(self._options.config_file, self._flags, os.environ)
             self._broker.check(loaded.settings.execution)  # everything is checked before anything changes
+            reading = None if self._certificates is None else self._certificates.read()
             tokens = self._tokens.reload()
+            if self._certificates is not None and reading is not None:
+                self._certificates.use(reading)
             self._broker.reconfigure(loaded.settings.execution)
             self._reading = asyncio.ensure_future(self._broker.core_loop.wire.reload_clients())
-        except (loader.SettingsError, RulesRefused, TokenError) as error:
+        except (loader.SettingsError, RulesRefused, TlsError, TokenError) as error:
             log.warning("reload_refused", error=str(error))
             return
         level = loaded.settings.log_level

@@ -107,17 +107,20 @@ def _print(options: Options, step: dict[str, Any]) -> None:
     if step["error"]:
         line("error", step_texts.error(step["error"]), output.STATE_COLOURS["failed"])
         step_texts.print_block(step_texts.traceback(step["error"], is_whole=options.verbosity > 0))
-    if step["output_bytes"]:
+    if step["output_bytes"] and "output" in step:
         line("output", output.shortened(step["output"]))
     if step["attempts"]:
         click.echo()
         output.several(options, [_attempt_row(each) for each in step["attempts"]], ATTEMPT_COLUMNS, "")
     if step["attempts_omitted"]:
         output.note(options, f"{step['attempts_omitted']} earlier deliveries are not shown")
-    if step["stderr"] and step["stderr"]["text"]:
+    stderr = step.get("stderr")
+    if stderr and stderr["text"]:
         click.echo()
-        click.echo(f"standard error of delivery {step['stderr']['delivery']}:")
-        step_texts.print_block(step["stderr"]["text"].splitlines())
+        click.echo(f"standard error of delivery {stderr['delivery']}:")
+        step_texts.print_block(stderr["text"].splitlines())
+    if "output" not in step:
+        output.note(options, f"output, backtrace and standard error are not shown: {step_texts.NOT_INSPECTED}")
 
 
 _OUTCOME_TEXTS: Final = {None: "running", "backed_off": "retried"}

@@ -12,6 +12,7 @@ from stepwire_broker.core.phrases import progress_text
 
 from . import output
 
+NOT_INSPECTED: Final = "the token lacks the scope `inspect`: stepwire token new --scope read,inspect"
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "skipped"})
 
 

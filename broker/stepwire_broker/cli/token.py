@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from stepwire_broker.api.token import (
+    NEVER,
     Grant,
     TokenError,
     add_token,
@@ -19,8 +20,10 @@ from stepwire_broker.api.token import (
     revoke_token,
     strict_refusal,
     tokens_file_of,
+    uses_file_of,
 )
 from stepwire_broker.api.token_rate import Rate, RateError, read_rate
+from stepwire_broker.api.token_uses import DIGITS, read_uses
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.timestamps import rfc3339
 
@@ -33,9 +36,14 @@ from .task.waiting import seconds
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 PART: Final = re.compile(r"[^\s#,]+")
 SCOPES_DEFAULT: Final = (Scope.READ,)
+EXPIRES_DEFAULT: Final = "90d"
 COLUMNS: Final = [
     output.Column("name", "name"),
     output.Column("scopes", "scopes"),
+    output.Column("via", "via"),
+    output.Column("namespaces", "namespaces"),
+    output.Column("roles", "roles", is_extra=True),
+    output.Column("last used", "last_used_at"),
     output.Column("expires", "expires_at"),
     output.Column("sha256", "sha256"),
 ]
@@ -53,19 +61,23 @@ def token() -> None:
     "scopes",
     metavar="SCOPE",
     multiple=True,
-    help="Permission: read, submit, work, operate, or admin for all. Repeat it for several. [read]",
+    help="Permission: read, inspect, submit, work, operate, metrics, or admin for all. Repeat it for several. [read]",
 )
+@click.option("--namespaces", metavar="NAMES", help="Only namespaces that it reads and changes: shop,shop::**. [all]")
+@click.option("--roles", metavar="NAMES", help="Roles of its holder, for approvals: finance,legal. [none]")
 @click.option("--workers", metavar="NAMES", help="Names of workers that lease steps with it: shop,shop-*. [*]")
 @click.option("--handlers", metavar="PATTERNS", help="Handlers that its workers may offer: shop::**,mail.send. [**]")
 @click.option("--labels", metavar="LABELS", help="Labels that its workers may have: region=eu,tier=*. [*=*]")
 @click.option("--sessions", metavar="N", type=click.IntRange(1), help="Number of its workers at the same time. [128]")
 @click.option("--rate", metavar="RATE", help="Maximum per second: requests=100,steps=1000,bytes=10MiB. [no limit]")
-@click.option("--expires", metavar="DURATION", help="Time until the token expires: 12h, 90d. [never]")
+@click.option("--expires", metavar="DURATION", help="Time until the token expires: 12h, 90d, or never. [90d]")
 @click.pass_obj
 def new(
     options: Options,
     name: str | None,
     scopes: tuple[str, ...],
+    namespaces: str | None,
+    roles: str | None,
     workers: str | None,
     handlers: str | None,
     labels: str | None,
@@ -77,9 +89,11 @@ def new(
     name = name or f"token-{secrets.token_hex(3)}"
     if not NAME.fullmatch(name):
         usage(f"{name!r} cannot name a token: use 1 to 64 letters, digits, . _ and -")
-    expires_s = seconds(expires)
-    expires_ms = None if expires_s is None else time.time_ns() // 1_000_000 + int(expires_s * 1000)
-    grant = Grant(name, _scopes(scopes), expires_ms)
+    grant = Grant(name, _scopes(scopes), _expires_ms(expires))
+    if namespaces is not None:
+        grant = grant._replace(namespaces=_parts("--namespaces", namespaces))
+    if roles is not None:
+        grant = grant._replace(roles=_parts("--roles", roles))
     if workers is not None:
         grant = grant._replace(workers=_parts("--workers", workers))
     if handlers is not None:
@@ -105,8 +119,9 @@ def new(
 @output.columns_option
 @click.pass_obj
 def list_tokens(options: Options) -> None:
-    """List the tokens with their scopes. Token values are not stored, so they cannot be printed."""
+    """List the tokens with their scopes and their last use, to the hour. Token values are not stored."""
     file = _file(options)
+    uses = read_uses(uses_file_of(load(options).settings.http.tokens_file))
     try:
         lines = read_lines(file) if file.exists() else []
     except TokenError as error:
@@ -115,8 +130,12 @@ def list_tokens(options: Options) -> None:
         {
             "name": line.grant.name,
             "scopes": sorted(line.grant.scopes),
-            "expires_at": None if line.grant.expires_ms is None else rfc3339(line.grant.expires_ms),
-            "sha256": line.digest.hex()[:12],
+            "namespaces": None if line.grant.is_for_all_namespaces else list(line.grant.namespaces),
+            "roles": list(line.grant.roles),
+            "via": line.grant.via,
+            "last_used_at": _time(uses.get(line.digest.hex()[:DIGITS])),
+            "expires_at": _time(line.grant.expires_ms),
+            "sha256": line.digest.hex()[:DIGITS],
         }
         for line in lines
     ]
@@ -139,6 +158,17 @@ def revoke(options: Options, names: tuple[str, ...]) -> None:
 
 def _file(options: Options) -> Path:
     return tokens_file_of(load(options).settings.http.tokens_file)
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else rfc3339(ms)
+
+
+def _expires_ms(text: str | None) -> int | None:
+    if text == NEVER:
+        return None
+    expires_s = seconds(EXPIRES_DEFAULT if text is None else text, "--expires")
+    return time.time_ns() // 1_000_000 + int((expires_s or 0) * 1000)
 
 
 def _parts(option: str, text: str) -> tuple[str, ...]:

@@ -41,9 +41,12 @@ def worker() -> None:
 def list_workers(options: Options) -> None:
     """List the workers that are connected to this broker."""
     with broker_client(options) as client:
-        workers = client.workers()["workers"]
+        answer = client.workers()
+    workers = answer["workers"]
     shown = workers if options.output != "text" else [row(one) for one in workers]
     output.several(options, shown, COLUMNS, "no worker is connected")
+    for principal, reasons in answer["disconnections"].items():
+        output.note(options, f"disconnected in the last 10 min: {principal or 'unknown peers'} ({_counts(reasons)})")
 
 
 @worker.command()
@@ -98,7 +101,7 @@ def _lines(one: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The members of a worker as labels and texts for people."""
     shown = row(one)
     in_words = {"worker", "since", "heard_ms_ago", "draining", "stuck", "progress"}
-    in_words |= {"death_provable", "death_unprovable_because"}
+    in_words |= {"disconnections", "death_provable", "death_unprovable_because"}
     yield "worker", one["worker"]
     yield "state", shown["state"]
     yield "connected", f"{step_texts.duration(step_texts.since(one['since']))} ago"
@@ -108,8 +111,13 @@ def _lines(one: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), _value_text(value)
     because = one["death_unprovable_because"]
     yield "death provable", f"no, because {because}" if because else "yes"
+    yield "disconnections", _counts(one["disconnections"]) or "none in the last 10 min"
     for report in one["progress"]:
         yield "progress", f"{report['task_id']}/{report['step']}: {step_texts.progress(report)}"
+
+
+def _counts(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.items())
 
 
 def _value_text(value: Any) -> str:

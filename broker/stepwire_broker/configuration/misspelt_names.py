@@ -8,7 +8,17 @@ from stepwire_broker.core.reading.nearest import nearest
 # Without the prefix: variables of clients, workers, programs of the executor `exec`, and completion in shells.
 NOT_SETTINGS: Final = frozenset(
     {
-        *("CONFIG", "URL", "TOKEN", "TOKEN_FILE", "OUTAGE_S", "ALLOW_INSECURE"),
+        *(
+            "CONFIG",
+            "URL",
+            "TOKEN",
+            "TOKEN_FILE",
+            "OUTAGE_S",
+            "ALLOW_INSECURE",
+            "CA_FILE",
+            "CLIENT_CERT_FILE",
+            "CLIENT_KEY_FILE",
+        ),
         *("STEPS", "RESULTS", "NAME", "SLOTS", "LABELS", "HANDLER_VERSION"),
         *("CURVE_SERVER_KEY", "CURVE_PUBLIC_KEY", "CURVE_SECRET_KEY", "CURVE_FILE"),
         *("SECRETS_DIR", "SEAL_KEYS_FILE"),

@@ -28,7 +28,7 @@ ABOUT: Final[dict[str, str]] = {
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
-    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 256 MiB.",
+    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 64 MiB.",
     "bus.level0.handlers": "Handler classes for level 0. Patterns; ** matches all that no worker ever offered.",
     "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
     "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",
@@ -79,6 +79,11 @@ ABOUT: Final[dict[str, str]] = {
     "http.socket": "Unix socket of the HTTP API, for programs of the broker's own user. They need no token there.",
     "http.tokens_file": "File with the API's tokens or their digests (`sha256:…`), one per line. Unset: generated.",
     "http.hosts": "Names that are accepted in a request's Host header, in addition to `listen` and the loopback.",
+    "http.tls.cert_file": "File with the certificate of `http.listen` and its intermediate certificates, PEM. With it, "
+    "the address speaks https only.",
+    "http.tls.key_file": "File with the private key of the certificate, PEM, mode 0600.",
+    "http.tls.client_ca_file": "File with the authorities of client certificates, PEM. A client with such a "
+    "certificate needs no token if a line `cert:<name>` of the tokens file names it.",
     "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",

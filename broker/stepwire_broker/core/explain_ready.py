@@ -87,12 +87,16 @@ def _is_outside_grants(state: BrokerState, step: Step, now: Now) -> Why | None:
     if rights is None:
         reason = f"the grant of `{principal}` was withdrawn"
     elif rights.allows(route.handler_class, None):
-        reason = f"its key does not allow the namespace `{step.task.namespace}`"
+        reason = f"its {_proof_of(principal)} does not allow the namespace `{step.task.namespace}`"
     else:
-        reason = f"its key does not allow the handler `{route.handler_class}`"
+        reason = f"its {_proof_of(principal)} does not allow the handler `{route.handler_class}`"
     more = f" ({len(holders) - 1} more likewise)" if len(holders) > 1 else ""
     message = f"no connected principal may run `{route.handler_class}`: `{worker}` {verb}; {reason}{more}"
     return Why("outside_grant", message, step.ready_ms)
+
+
+def _proof_of(principal: str) -> str:
+    return "token" if principal.startswith("token:") else "key"
 
 
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:

@@ -21,6 +21,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """A live session, or at `level` 0 a handler that subscribed `steps`. `stuck`: all its runs are overdue."""
 
     worker: str
+    principal: str  # whose connection it uses
     executor: str
     level: int
     session: str
@@ -73,6 +74,7 @@ def workers(state: BrokerState, now: Now) -> list[WorkerView]:
 def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView:
     return WorkerView(
         worker=session.worker,
+        principal=session.principal,
         executor=session.executor,
         level=1,
         session=session.id,
@@ -116,6 +118,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
     """Only the steps handed to a level-0 peer are known. A peer is `stuck` once it has let a lease expire."""
     return WorkerView(
         worker=peer.worker,
+        principal=peer.principal,
         executor=BUS,
         level=0,
         session=peer.to,

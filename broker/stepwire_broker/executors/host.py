@@ -82,7 +82,7 @@ class Host:
         self._bus = broker.settings.bus
         self._loop = asyncio.get_running_loop()
         self.worker = own_worker(self.key, broker.broker_id, broker.epoch, secrets.randbits(32))
-        self._session = Session(self._config(), random.Random().random)
+        self._session = Session(self._config(), random.Random().random)  # noqa: S311 - spreads retries; no id
         self._detach = broker.attach(self.worker, self.key, self._receive)
         now = now_ms()
         self._session.start(now)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from stepwire import ConfigurationError, Worker, secret_values
+from stepwire import ConfigurationError, Worker, sealing, secret_values
 from stepwire.handler import Handler
 
 from stepwire_broker.core.model.targets import LOCAL
@@ -46,6 +46,7 @@ class Local:
             slots=self.slots,
             heartbeat_ms=broker.settings.bus.heartbeat_ms,
             secrets=os.environ.get(secret_values.DIRECTORY),
+            seal_keys_file=os.environ.get(sealing.FILE),
             context=context,
         )
         worker._given_id = own_worker(LOCAL, broker.broker_id, broker.epoch, secrets.randbits(32))

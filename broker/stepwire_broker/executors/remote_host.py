@@ -54,7 +54,7 @@ class RemoteHost(Host):
     def connect(self) -> None:
         """Connect to the brokers, which can then dispatch steps."""
         self._loop = asyncio.get_running_loop()
-        self._session = session = Session(self._config(), random.Random().random)
+        self._session = session = Session(self._config(), random.Random().random)  # noqa: S311 - spreads retries; no id
         self._events = WorkerEvents(self.worker, session.endpoints.link_of, is_inside_broker=False)
         self._search = BrokerSearch(self._events, has_curve=self._keys is not None)
         self._context: zmq.Context[Any] = zmq.Context()

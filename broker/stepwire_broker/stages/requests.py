@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from stepwire_protocol import secret_references, strict_json
+from stepwire_protocol import sealed_payloads, secret_references, strict_json
 from stepwire_protocol.decode_errors import plain, shortened
 from stepwire_protocol.errors import InvalidMessage
 from stepwire_protocol.messages import EMPTY_OBJECT, Name
+from stepwire_protocol.sealed_payloads import SealedTask
 
 from stepwire_broker.core.definitions.settings import LimitSettings, PositiveMs
 from stepwire_broker.core.definitions.workflow import NAMESPACE_DEFAULT
@@ -143,6 +144,9 @@ def _new_task(
     if secret_references.may_hold(context):
         _check_references(plain["context"], at)
     namespace, workflow, version = task.namespace, task.workflow, task.version
+    is_sealed = sealed_payloads.may_be(context) and sealed_payloads.is_sealed(plain["context"])
+    if is_sealed:
+        _check_sealed(plain["context"], namespace, workflow, key, at)
     labels = task.labels
     digest = b""
     if key is not None:
@@ -169,7 +173,17 @@ def _new_task(
         task.priority,
         _deterministic(labels) if labels else None,
         task.deadline_ms,
+        is_sealed,
     )
+
+
+def _check_sealed(context: Any, namespace: str, workflow: str, key: str | None, at: int | None) -> None:
+    """Check the form of a sealed context, and that it was sealed for this task. Its content cannot be read."""
+    if key is None:
+        raise InvalidMessage("bad_field", f"`{_path(at)}context` is sealed, so the task needs its idempotency key")
+    fault = sealed_payloads.fault(context, SealedTask(namespace, workflow, key))
+    if fault is not None:
+        raise InvalidMessage("bad_field", f"`{_path(at)}context`: {fault}")
 
 
 def _check_references(context: Any, at: int | None) -> None:

@@ -47,6 +47,9 @@ class Queries(LoadQueries, Protocol):
 
     def task_state(self, task_id: int) -> str | None: ...
 
+    def namespace_of(self, number: int) -> str | None:
+        """Return the namespace of the task or the step that has this number."""
+
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         """The newest first."""
 

@@ -34,6 +34,7 @@ class TaskFilter(NamedTuple):
     workflow: str | None = None
     label: tuple[str, str] | None = None
     key: str | None = None  # the idempotency key
+    namespaces: tuple[str, ...] | None = None  # only tasks in one of these
     since_ms: int | None = None
     before: int | None = None
     limit: int = 50
@@ -82,6 +83,7 @@ class StepFilter(NamedTuple):
 
     state: str | None = None
     handler_class: str | None = None
+    namespaces: tuple[str, ...] | None = None  # only steps of tasks in one of these
     before: int | None = None
     limit: int = 50
     first_id: int | None = None

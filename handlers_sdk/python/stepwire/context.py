@@ -72,6 +72,7 @@ class Context:
     __slots__ = (
         "_clock",
         "_config",
+        "_is_sealed",
         "_log",
         "_report",
         "_results",
@@ -93,6 +94,7 @@ class Context:
         self._report = report
         self._config: Any = None
         self._results: Any = None
+        self._is_sealed = False
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self.cancelled = Signal()
         self.lease_lost = Signal()
@@ -196,8 +198,8 @@ class Context:
         """Report the progress of this run: `done` of `total`, and a short note for people.
 
         Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
-        characters is cut after 199, and ends with `…`. Raises ConfigurationError for anything but finite numbers up to
-        2^53.
+        characters is cut after 199, and ends with `…`; a note of a sealed step is not sent. Raises ConfigurationError
+        for anything but finite numbers up to 2^53.
         """
         for number in (done, total):
             if number is not None and not (isinstance(number, int | float) and abs(number) <= 2**53):
@@ -206,7 +208,7 @@ class Context:
             (self._step.step_id, self._step.delivery),
             done,
             total,
-            note if note is None else shortened(note, NOTE_CHARS_MAX),
+            None if note is None or self._is_sealed else shortened(note, NOTE_CHARS_MAX),
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import limits
 
-from . import curve, secret_values
+from . import curve, sealing, secret_values
 from .actions import Link
 from .errors import ConfigurationError
 
@@ -36,10 +36,12 @@ class Environment(NamedTuple):
     curve_public_key: str | None
     curve_secret_key: str | None
     secrets: str | None
+    seal_keys_file: str | None
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_* and _SECRETS_DIR.
+    """Read STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_*, _SECRETS_DIR and
+    _SEAL_KEYS_FILE.
     Raises ConfigurationError."""
     return Environment(
         _list(environ.get("STEPWIRE_STEPS") or STEPS_DEFAULT),
@@ -50,6 +52,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Environment:
         environ.get("STEPWIRE_HANDLER_VERSION") or "",
         *curve.read(environ),
         environ.get(secret_values.DIRECTORY) or None,
+        environ.get(sealing.FILE) or None,
     )
 
 

@@ -113,6 +113,12 @@ class Denied(ClientError):
     """401 or 403: the token is missing or wrong, or does not allow this call."""
 
 
+class MissingPayload(StepwireError, KeyError):
+    """The answer has no such member, because the token lacks the scope `inspect`."""
+
+    __str__ = Exception.__str__  # a KeyError would quote its text
+
+
 class WrongState(ClientError):
     """409: the state of the task or step does not allow the call, or the key or version exists with other content."""
 

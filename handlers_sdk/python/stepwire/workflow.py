@@ -209,6 +209,7 @@ class WorkflowMembers(TypedDict, total=False):
     deadline_ms: Milliseconds
     deadline: Duration
     worker_selector: Selector
+    payloads: Literal["open", "sealed"]
 
 
 class Workflow:

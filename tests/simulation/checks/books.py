@@ -144,6 +144,7 @@ class Books:
         self.world = world
         self.is_closing = False
         self.steps: dict[int, StepBook] = {}
+        self.audit_rows = 0  # committed rows of the audit
         self.tasks: dict[int, TaskBook] = {}
         self.erased: dict[int, int] = {}  # by task: when it was erased
         self.open_tasks: set[int] = set()

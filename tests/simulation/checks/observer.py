@@ -6,6 +6,7 @@ import msgspec
 from stepwire.actions import Log
 from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.commit_group import AuditNew
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
@@ -16,6 +17,7 @@ from tests.simulation.worker_node import Running, WorkerNode
 
 from . import (
     at_most_once,
+    audit,
     commands,
     counts,
     deliveries,
@@ -89,9 +91,10 @@ class Checks:
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
-    def committed(self, parts: list[Rows]) -> None:
+    def committed(self, parts: list[Rows], audit_rows: list[AuditNew]) -> None:
         """The rows are durable now, and `world.tables` shows them."""
         books = self.books
+        audit.check_transaction(books, parts, audit_rows)
         for rows in parts:
             for new in rows.tasks_new:
                 books.tasks[new.id] = TaskBook()
@@ -419,4 +422,5 @@ class Checks:
         counts.check_released(self.books)
         submissions.check_kept(self.books)
         erasure.check_all(self.books)
+        audit.check_chain(self.books)
         history.check_replays(self.books)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.model.commit_group import AuditNew
 from stepwire_broker.store import StoreRefused, open_store
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema
@@ -51,6 +52,21 @@ def test_head_is_the_newest_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(migrate._SCRIPTS))
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_a_database_from_before_the_audit_is_upgraded_and_its_chain_begins_at_one(database: Path) -> None:
+    with Running(database) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.executescript(
+            "DROP TABLE audit; DROP TABLE audit_chains; UPDATE alembic_version SET version_num = '0001'"
+        )
+    with Running(database) as run:
+        assert run.task_ids() == [10]
+        run.write(audit=[AuditNew(NOW, "ci", "token", "cancel_task", "task 10", "", "{}", "done", None)])
+        assert [(chain.n, chain.cut_n) for chain in run.queries.audit_chains()] == [(1, 0)]
+        assert revision(sqlite3.connect(database)) == HEAD
 
 
 @pytest.mark.parametrize("name", ["state.db", "state.db.lock"])

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import click
 import msgspec
+from stepwire.client import Client
+from stepwire.sealing import NotUnsealed
 
 from stepwire_broker.cli import completing, output, step_texts
 from stepwire_broker.cli.connection import broker_client
@@ -28,11 +30,24 @@ STEP_COLUMNS: Final = [
 
 @click.command(cls=StepwireCommand)
 @click.argument("task_id", metavar="ID", type=task_id_of, shell_complete=completing.tasks)
+@click.option(
+    "--unseal", is_flag=True, help="Print the plaintext of sealed payloads, with the keys of $STEPWIRE_SEAL_KEYS_FILE."
+)
 @click.pass_obj
-def show(options: Options, task_id: int) -> None:
+def show(options: Options, task_id: int, unseal: bool) -> None:
     """Print a task and its steps."""
     with broker_client(options) as client:
-        print_task(options, client.task(task_id))
+        document = client.task(task_id)
+        print_task(options, _unsealed(client, document) if unseal else document)
+
+
+def _unsealed(client: Client, document: dict[str, Any]) -> dict[str, Any]:
+    """The task with plaintext. The errors of steps are read one by one: a task's document has no backtraces."""
+    steps = [client.step(step["step_id"]) if step["error"] else step for step in document["steps"]]
+    try:
+        return client.unsealed({**document, "steps": steps})
+    except NotUnsealed as error:
+        raise Failure(Exit.FAILURE, str(error), "use the file of keys with which the task was sealed") from None
 
 
 @click.command(cls=StepwireCommand)
@@ -56,6 +71,8 @@ def result(options: Options, task_id: int, wait: bool, timeout: str | None) -> N
         if code is Exit.TASK_RUNS and not wait:
             hint += f"; or: stepwire task result {task_id} --wait"
         raise Failure(code, f"task {task_id} has no result: it is {document['state']}{attention}", hint)
+    if "result" not in document:
+        raise Failure(Exit.DENIED, f"the result of task {task_id} is not shown: {step_texts.NOT_INSPECTED}")
     click.echo(msgspec.json.encode(document["result"]).decode())
 
 
@@ -70,11 +87,13 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
     step_texts.print_line("key", own_key(document))
     step_texts.print_line("labels", ", ".join(f"{name}={value}" for name, value in document["labels"].items()) or None)
     for name in ("context", "result"):
-        if document[name] is not None:
+        if document.get(name) is not None:
             output.echo(f"{name:<8} {output.shortened(document[name])}", indent=9)
     click.echo()
     rows = [{**step, **_texts(step)} for step in document["steps"]]
     output.several(options, rows, STEP_COLUMNS, "no steps")
+    if "context" not in document:
+        output.note(options, f"context, result and outputs are not shown: {step_texts.NOT_INSPECTED}")
     for step in document["steps"]:
         if step["state"] == "held":
             output.note(

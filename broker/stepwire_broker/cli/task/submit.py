@@ -34,6 +34,7 @@ IDS_NAMED_MAX: Final = 10
     "--context", metavar="J|@FILE|-", default="{}", help="A JSON object, the file that holds it, or - for stdin."
 )
 @click.option("--key", metavar="KEY", help="Idempotency key: submitting it again returns the same task.")
+@click.option("--seal", is_flag=True, help="Seal the context with the first key of $STEPWIRE_SEAL_KEYS_FILE.")
 @click.option("--priority", metavar="N", type=click.IntRange(-100, 100), help="A higher priority runs sooner.")
 @click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="Label for finding the task later.")
 @click.option("--wait", is_flag=True, help="Wait until the task has ended or is held; the exit code tells which.")
@@ -91,6 +92,7 @@ def _request(
     namespace: str | None,
     version: str | None,
     context: str,
+    seal: bool,
     priority: int | None,
     labels: tuple[str, ...],
 ) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def _request(
         "version": version,
         "priority": priority,
         "labels": dict(map(_label, labels)) or None,
+        "seal": seal,
     }
 
 

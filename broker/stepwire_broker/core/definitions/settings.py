@@ -188,11 +188,24 @@ class DispatchSettings(Struct, frozen=True, forbid_unknown_fields=True):
     retry_budget: RetryBudgetSettings = RetryBudgetSettings()
 
 
+class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """With a certificate, `http.listen` speaks https only."""
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    client_ca_file: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.cert_file is not None or self.key_file is not None
+
+
 class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str | None = "127.0.0.1:7410"  # None: only `socket`
     socket: str = ".stepwire/http.sock"  # for programs of the broker's own user
     tokens_file: str | None = None
     hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
+    tls: TlsSettings = TlsSettings()
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted
     max_connections: Annotated[int, Meta(ge=64, le=1_000_000)] = 6_144  # fewer if the process may open fewer files
 

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct, structs
 from stepwire_protocol.limits import INTEGER_MAX
 
+from stepwire_broker.core.reading import clear_paths
 from stepwire_broker.core.reading.document_problems import (
     DocumentProblem,
     InvalidWorkflow,
@@ -43,6 +44,7 @@ class Workflow(Struct, frozen=True, kw_only=True):
     last: tuple[int, ...]  # the steps without dependents: their outputs are the task's result
     deadline_ms: int | None = None
     output: Mapping | None = None
+    is_sealed: bool = False  # payloads: sealed. The broker stores only sealed contexts, outputs and errors
     digest: str  # of the stored form: the same content gives the same digest
     document: bytes  # the definition as JSON, as stored: defaults left out, durations in milliseconds
     warnings: tuple[DocumentProblem, ...] = ()  # allowed, but probably a mistake
@@ -67,6 +69,8 @@ def read_workflow(document: object, where: Where | None = None, limits: LimitSet
     if "output" in head:
         output = fields.resolved_mapping(head["output"], by_name, "a step of this workflow", ("output",), report)
     _settle_selectors(head, steps, report)
+    if head.get("payloads") == "sealed":
+        _check_paths(head, steps, report)
     stored = _stored_form(dict(head), steps)
     encoded = _encoded(stored, report)
     if report.problems:
@@ -85,6 +89,7 @@ def read_workflow(document: object, where: Where | None = None, limits: LimitSet
         last=tuple(step.index for step in compiled if not step.dependents),
         deadline_ms=head.get("deadline_ms"),
         output=output,
+        is_sealed=head.get("payloads") == "sealed",
         digest=hashlib.sha256(_encode_sorted(stored)).hexdigest(),
         document=encoded,
         warnings=tuple(report.warnings),
@@ -138,6 +143,7 @@ WORKFLOW_READERS: Final[dict[str, fields.Reader]] = {
     "description": fields.text,
     "deadline_ms": fields.duration_ms,
     "worker_selector": fields.selector,
+    "payloads": fields.OneOf(("open", "sealed")),
     "steps": fields.step_list,
     "output": fields.mapping,
 }
@@ -156,6 +162,16 @@ def _settle_selectors(head: dict[str, Any], steps: list[WrittenStep], report: Pr
                 ("steps", i, "worker_selector"),
                 "the workflow's worker_selector is local, where no worker has labels; remove one of the two",
             )
+
+
+def _check_paths(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollector) -> None:
+    """Refuse paths into the sealed part of a context or an output, which the broker cannot read."""
+    found = [*clear_paths.unreadable(head.get("output"), ("output",))]
+    for i, step in enumerate(steps):
+        found += clear_paths.unreadable(step.members.get("input"), ("steps", i, "input"))
+        found += clear_paths.unreadable_in_rule(step.members.get("trigger_rule"), ("steps", i, "trigger_rule"))
+    for path, readable in found:
+        report.add(path, f"payloads are sealed, so the broker reads only the member clear, as in {readable}")
 
 
 def _warn(head: dict[str, Any], steps: list[WrittenStep], report: ProblemCollector) -> None:
@@ -211,7 +227,12 @@ def _stored_form(head: dict[str, Any], steps: list[WrittenStep]) -> dict[str, An
     return {key: head[key] for key in WORKFLOW_READERS if key in head and head[key] != _HEAD_DEFAULTS.get(key)}
 
 
-_HEAD_DEFAULTS: Final = {"namespace": NAMESPACE_DEFAULT, "version": VERSION_DEFAULT, "description": ""}
+_HEAD_DEFAULTS: Final = {
+    "namespace": NAMESPACE_DEFAULT,
+    "version": VERSION_DEFAULT,
+    "description": "",
+    "payloads": "open",
+}
 _STEP_DEFAULTS: Final[dict[str, Any]] = {
     field.name: field.default for field in structs.fields(StepDefinition) if not field.required
 } | {"depends_on": [], "handler_config": {}, "description": ""}

@@ -56,6 +56,7 @@ OF_WORKFLOW: Final[dict[str, str]] = {
     "description": "For people.",
     "deadline_ms": "The time limit of the whole task, from its submission.",
     "worker_selector": "Labels that a worker must have, for every step without its own worker_selector.",
+    "payloads": "sealed: clients and workers seal contexts, outputs and errors, and the broker reads only `clear`.",
     "steps": "The steps, in any order.",
     "output": "The task's result: members and the paths of their values. Default: the outputs of the last steps.",
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, Literal, assert_never
 
 from msgspec import Raw
+from stepwire_protocol import sealed_payloads
 from stepwire_protocol.messages import ErrorDetail
 
 from stepwire_broker.core.answers import erasing
@@ -261,6 +262,12 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
             ),
         )
         return
+    if event.outcome == "completed" and task.workflow.is_sealed and event.output is not None:
+        fault = sealed_payloads.output_fault(bytes(event.output))
+        if fault is not None:
+            text = f"the workflow's payloads are sealed, and this output is refused: {fault}; null is accepted"
+            state.refuse_now(event.request, CommandRefused("invalid", text))
+            return
     resolved = {
         "task": task.id,
         "step": step.definition.name,

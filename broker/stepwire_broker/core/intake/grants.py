@@ -33,7 +33,8 @@ def on_grants_changed(state: BrokerState, event: GrantsChanged, now: Now) -> Non
     for peer in state.level0.peers.values():
         rights = authority.rights_of(state, peer.principal)
         peer.rights = rights if rights is not None and rights.grant.level0 else None
-    state.split_namespaces(any(not rights.is_for_all_namespaces for rights in state.principals.values()))
+    all_rights = (*state.principals.values(), *state.token_rights.values())
+    state.split_namespaces(any(not rights.is_for_all_namespaces for rights in all_rights))
 
 
 def _audit(state: BrokerState, before: Mapping[str, Grant], after: Mapping[str, Grant], now: Now) -> None:

@@ -72,6 +72,9 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             if workflow is None:
                 refused = _no_such_workflow(state, new, number, len(event.tasks))
                 break
+            if new.is_sealed != workflow.is_sealed:
+                refused = _wrongly_sealed(workflow, number, len(event.tasks))
+                break
             if not state.router.has_distributed and (missing := state.router.refusal(workflow)) is not None:
                 refused = no_executor(workflow, missing)
                 break
@@ -152,6 +155,15 @@ def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:
 def _no_such_workflow(state: BrokerState, new: NewTask, number: int, count: int) -> CommandRefused:
     refused = unknown_workflow(new.namespace, new.workflow, new.version, state.versions)
     return refused if count == 1 else msgspec.structs.replace(refused, message=f"tasks[{number}]: {refused.message}")
+
+
+def _wrongly_sealed(workflow: Workflow, number: int, count: int) -> CommandRefused:
+    name = f"{workflow.namespace}::{workflow.name} {workflow.version}"
+    if workflow.is_sealed:
+        text = f"the payloads of {name} are sealed, and this context is not: seal it, as `task submit --seal` does"
+    else:
+        text = f"the context is sealed, and the payloads of {name} are not: its workflow needs `payloads: sealed`"
+    return CommandRefused("invalid", text if count == 1 else f"tasks[{number}]: {text}")
 
 
 def no_executor(workflow: Workflow, missing: str) -> CommandRefused:

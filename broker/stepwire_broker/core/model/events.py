@@ -41,6 +41,7 @@ class NewTask(NamedTuple):
     priority: int
     labels: bytes | None
     deadline_ms: int | None = None
+    is_sealed: bool = False  # the context
 
 
 class Command(Struct, frozen=True):

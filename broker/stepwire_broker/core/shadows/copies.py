@@ -18,6 +18,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import COMPLETED
 from stepwire_broker.core.model.targets import Route
+from stepwire_broker.core.reading import sealed_results
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import ShadowEnds
 
@@ -64,7 +65,8 @@ def _send(state: BrokerState, wanted: WantedCopy, now: Now) -> None:
         tally.dropped += 1
         return
     session = max(sessions, key=lambda s: s.rank)
-    shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, session.worker, tally)
+    is_sealed = step.task.workflow.is_sealed
+    shadow = Shadow(shadows.next_id(), step.id, step.task.id, handler_class, session.worker, tally, is_sealed)
     shadows.by_id[shadow.id] = shadows.of_step[step.id] = shadow
     session.offer(session.free - 1, session.slots_open - 1)  # until the worker next reports its credit
     request = wanted.request
@@ -88,6 +90,8 @@ def on_result(state: BrokerState, result: Result, worker: str, now: Now) -> None
     if shadow is None or shadow.copied is not None or shadow.worker != worker:
         state.counters.late_results += 1
         return
+    if shadow.is_sealed:
+        result = sealed_results.checked(result, at_most_once=False)
     output = bytes(result.output) if result.status == "completed" else None
     if output is None:
         message = "the handler gave no reason" if result.error is None else result.error.message

@@ -27,6 +27,7 @@ class Shadow(Struct, weakref=False, eq=False):
     handler_class: str
     worker: str  # that has the copy
     tally: "Tally"
+    is_sealed: bool = False  # its workflow: texts of a worker are not kept
     over: bool = False
     copied: tuple[str, bytes | None] | None = None  # status and output of the copy
     real: tuple[str, bytes | None] | None = None  # status and output of the real step

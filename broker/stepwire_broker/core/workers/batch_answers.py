@@ -129,7 +129,7 @@ def on_progress(state: BrokerState, message: Progress, now: Now) -> None:
     for step_id, delivery, done, total, note in message.items:
         step = session.deliveries.get(step_id)
         if step is not None and step.delivery == delivery:
-            cut = None if note is None else note[:NOTE_CHARACTERS_MAX]
+            cut = None if note is None or step.task.workflow.is_sealed else note[:NOTE_CHARACTERS_MAX]
             report = StepProgress(step, delivery, now.wall, done, total, cut)
             state.progress[step_id] = report
             state.decision.progress.append(report)

@@ -157,10 +157,12 @@ def on_attached(state: BrokerState, event: Attached, now: Now) -> None:
     """Record that a worker inside this process belongs to this executor."""
     state.attached[event.worker] = event
     if event.grant is not None:
-        state.token_rights[event.principal] = Rights(event.grant)
+        state.token_rights[event.principal] = rights = Rights(event.grant)
+        if not rights.is_for_all_namespaces:
+            state.split_namespaces(True)  # until the next change of grants, because splitting touches every ready step
         for each in state.sessions.values():
             if each.principal == event.principal:
-                each.rights = state.token_rights[event.principal]
+                each.rights = rights
     session = state.sessions.get(event.worker)
     if session is not None:
         session.of, session.joins_bus = state.executor(event.executor), event.joins_bus

@@ -21,6 +21,7 @@ from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import DIRTY_STDERR, STOPPED, StandardError, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
 from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
+from stepwire_broker.core.reading import sealed_results
 from stepwire_broker.core.shadows import copies
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.state import BrokerState
@@ -139,6 +140,8 @@ def _mismatch_of_earlier(step: Step, delivery: int, batch_id: str, worker: str) 
 
 def apply_result(state: BrokerState, step: Step, result: Result, now: Now, session: WorkerSession | None) -> None:
     """Apply a result of one of the step's deliveries. `session` is None for level 0, and if the sender has none."""
+    if step.task.workflow.is_sealed:
+        result = sealed_results.checked(result, at_most_once=step.at_most_once)
     delivery = step.delivery if result.delivery is UNSET else result.delivery
     assert isinstance(delivery, int)
     if result.status == "completed":

@@ -159,7 +159,7 @@ def _pages(connection: sqlite3.Connection, sample: int | None) -> Iterator[list[
     first, last = connection.execute("SELECT min(id), max(id) FROM tasks").fetchone()
     chosen: set[int] = set()
     for _ in range(20 * sample):  # a draw may repeat a task when there are few
-        chosen.update(_task_ids(connection, random.randrange(first - 1, last), 1))
+        chosen.update(_task_ids(connection, random.randrange(first - 1, last), 1))  # noqa: S311 - a sample
         if len(chosen) == sample:
             break
     ordered = sorted(chosen)

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from stepwire_protocol import limits, patterns
 
 from stepwire_broker.core.answers import erasing
@@ -56,6 +57,14 @@ class PageQueries(Reading):
         row = self.execute("SELECT state FROM tasks WHERE id = ?", (task_id,)).fetchone()
         return None if row is None else str(row[0])
 
+    def namespace_of(self, number: int) -> str | None:
+        row = self.execute(
+            "SELECT namespace FROM tasks WHERE id = :number"
+            " OR id = (SELECT task_id FROM steps WHERE steps.id = :number) LIMIT 1",
+            {"number": number},
+        ).fetchone()
+        return None if row is None else str(row[0])
+
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         conditions, values = _conditions(
             {
@@ -77,8 +86,12 @@ class PageQueries(Reading):
         if wanted.key is not None:
             conditions.append(_OF_KEY)
             values["key"] = wanted.key
+        if wanted.namespaces is not None:
+            conditions.append("tasks.namespace IN (SELECT value FROM json_each(:namespaces))")
+            values["namespaces"] = msgspec.json.encode(wanted.namespaces).decode()
         values["limit"] = wanted.limit
-        if wanted.key is not None or (wanted.workflow is None and wanted.namespace is None):
+        is_of_all = wanted.workflow is None and wanted.namespace is None and wanted.namespaces is None
+        if wanted.key is not None or is_of_all:
             if wanted.workflow is not None:
                 conditions.append("workflows.name = :workflow")
                 values["workflow"] = wanted.workflow
@@ -90,7 +103,7 @@ class PageQueries(Reading):
                     " AND ".join([*conditions, "tasks.workflow_id = :workflow_id"]),
                     values | {"workflow_id": workflow_id},
                 )
-                for workflow_id in self._workflow_ids(wanted.namespace, wanted.workflow)
+                for workflow_id in self._workflow_ids(wanted.namespace, wanted.workflow, wanted.namespaces)
             ]
         return heapq.nlargest(wanted.limit, (row for page in pages for row in page), key=lambda row: row.id)
 
@@ -131,6 +144,12 @@ class PageQueries(Reading):
             is_pattern = patterns.is_pattern(wanted.handler_class)
             conditions.append("matches(:handler, handler_class)" if is_pattern else "handler_class = :handler")
             values["handler"] = wanted.handler_class
+        if wanted.namespaces is not None:
+            conditions.append(
+                "(SELECT namespace FROM tasks WHERE tasks.id = steps.task_id)"
+                " IN (SELECT value FROM json_each(:namespaces))"
+            )
+            values["namespaces"] = msgspec.json.encode(wanted.namespaces).decode()
         values["limit"] = wanted.limit
         return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
 
@@ -196,14 +215,15 @@ class PageQueries(Reading):
             {"namespace": namespace},
         )
 
-    def _workflow_ids(self, namespace: str | None, name: str | None) -> list[int]:
+    def _workflow_ids(self, namespace: str | None, name: str | None, namespaces: tuple[str, ...] | None) -> list[int]:
         return [
             row[0]
             for row in self.execute(
-                "SELECT id FROM workflows WHERE (:name IS NULL OR name = :name)"
+                "SELECT id, namespace FROM workflows WHERE (:name IS NULL OR name = :name)"
                 " AND (:namespace IS NULL OR namespace = :namespace)",
                 {"name": name, "namespace": namespace},
             )
+            if namespaces is None or row[1] in namespaces
         ]
 
     # -- history ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .routing import RoutingCalls
 from .steps import StepCalls
 from .streams import StreamCalls
 from .tasks import TaskCalls
+from .tls_files import tls_files
 from .transport import TIMEOUT_S, URL_DEFAULT, Transport
 from .workflows import WorkflowCalls
 
@@ -32,6 +33,13 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     A token is sent over plain HTTP only within this machine, unless `allow_insecure` or $STEPWIRE_ALLOW_INSECURE says
     otherwise. A token from the environment is not sent to another machine whose address was only found in
     `.stepwire/url`. Both raise ConfigurationError.
+
+    At an https:// address, the certificate must name the address and come from an authority of the system, or of the
+    file `ca_file` or $STEPWIRE_CA_FILE. `cert_file` and `key_file`, or $STEPWIRE_CLIENT_CERT_FILE and
+    $STEPWIRE_CLIENT_KEY_FILE, are the client's own certificate. A token goes first: with one, the broker ignores the
+    certificate.
+
+    `seal_keys_file`, by default $STEPWIRE_SEAL_KEYS_FILE, has the keys of sealed payloads.
 
     While the broker does not answer, as during a restart, each call waits for it for at most `outage_s`; default:
     $STEPWIRE_OUTAGE_S, or 30. `first_contact_s` is the same limit until the first connection was made;
@@ -51,6 +59,10 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         first_contact_s: float | None = None,
         on_outage: OnOutage | None = None,
         allow_insecure: bool = False,
+        ca_file: str | os.PathLike[str] | None = None,
+        cert_file: str | os.PathLike[str] | None = None,
+        key_file: str | os.PathLike[str] | None = None,
+        seal_keys_file: str | os.PathLike[str] | None = None,
     ) -> None:
         named_url = url or os.environ.get("STEPWIRE_URL")
         found_url = None if named_url else destinations.url_of_directory()
@@ -60,9 +72,15 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
         outage_s = outage_seconds(os.environ.get("STEPWIRE_OUTAGE_S")) if outage_s is None else outage_s
         outages = Outages(outage_s, outage_s if first_contact_s is None else first_contact_s, on_outage)
         transport = Transport(
-            url, lambda: _find_token(token, token_file), timeout_s, outages, is_insecure_allowed=allow_insecure
+            url,
+            lambda: _find_token(token, token_file),
+            timeout_s,
+            outages,
+            is_insecure_allowed=allow_insecure,
+            tls=tls_files(ca_file, cert_file, key_file),
         )
         super().__init__(transport)
+        self._seal_keys_file = seal_keys_file
 
     def __enter__(self) -> "Client":
         return self

@@ -7,9 +7,12 @@ tests/sdk/test_connection.py tests this module.
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stepwire.errors import StepwireError
+
+if TYPE_CHECKING:
+    import ssl  # slow to import, and seldom needed
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -37,9 +40,15 @@ class Connection:
     """One connection, with one request at a time. After any exception, close the connection."""
 
     def __init__(
-        self, host: str, port: int | None, *, is_tls: bool, timeout_s: float, socket_path: str | None = None
+        self,
+        host: str,
+        port: int | None,
+        *,
+        tls: "ssl.SSLContext | None" = None,
+        timeout_s: float,
+        socket_path: str | None = None,
     ) -> None:
-        port = port or (443 if is_tls else 80)
+        port = port or (80 if tls is None else 443)
         self._host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._received = b""
         self.is_reusable = True
@@ -52,10 +61,8 @@ class Connection:
             self._socket.settimeout(timeout_s)
             if socket_path is None:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if is_tls:
-                import ssl  # slow to import, and seldom needed
-
-                self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=host)
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         except BaseException:
             self._socket.close()
             raise

@@ -110,7 +110,7 @@ class Patience:
         if now_s >= ends_s or now_s + failed.pause_s > ends_s:
             raise failed.error
         self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s)
-        pause_s = max(failed.pause_s, random.uniform(self._pause_s / 2, self._pause_s))
+        pause_s = max(failed.pause_s, random.uniform(self._pause_s / 2, self._pause_s))  # noqa: S311 - a pause
         pause_s = min(pause_s, ends_s - now_s)  # the last try is at the end of the time
         if now_s + pause_s - self._began_s >= NOTICE_AFTER_S:
             self._outages.begun(failed.error, limit_s)

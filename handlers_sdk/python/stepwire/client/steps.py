@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from . import payloads
 from .transport import Calls, in_path
 
 
@@ -16,8 +17,8 @@ class StepCalls(Calls):
         return self._transport.get("/v1/steps", filters)
 
     def step(self, step_id: int) -> dict[str, Any]:
-        """One step."""
-        return self._transport.get(_path(step_id))
+        """One step. Its payloads need the scope `inspect`."""
+        return payloads.of_step(self._transport.get(_path(step_id)))
 
     def resolve(
         self,

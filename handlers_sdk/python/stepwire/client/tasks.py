@@ -1,5 +1,6 @@
 """Calls on tasks: submit, read, wait, operate."""
 
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from stepwire_protocol.patterns import split_name
 
+from stepwire import sealing
 from stepwire.errors import ConfigurationError, WaitTimeout, WrongState
 
+from . import payloads, sealed_documents
 from .transport import Calls, in_path
 
 GENERATED_PREFIX: Final = "auto-"  # of the keys that the client generates
@@ -27,6 +30,9 @@ class Submitted(NamedTuple):
 class TaskCalls(Calls):
     """Submit, read, wait for, and operate tasks."""
 
+    _seal_keys: sealing.SealKeys | None = None
+    _seal_keys_file: str | os.PathLike[str] | None = None
+
     def submit(
         self,
         workflow: str,
@@ -37,12 +43,13 @@ class TaskCalls(Calls):
         version: str | None = None,
         priority: int | None = None,
         labels: Mapping[str, str] | None = None,
+        seal: bool = False,
     ) -> Submitted:
         """Start a task of `workflow`, a name or NAMESPACE::NAME. Without a `key` the client creates one, so that a lost
-        answer never leads to a second task."""
+        answer never leads to a second task. `seal`: seal the context with the first key of `seal_keys_file`."""
         is_new = key is None
         key = key or generated_key()
-        task = _task(workflow, context, key, namespace, version, priority, labels)
+        task = self._task(workflow, context, key, namespace, version, priority, labels, seal)
         answer = self._transport.post("/v1/tasks", task, is_safe=True)
         return Submitted(answer["task_id"], is_new or answer["created"], key)
 
@@ -57,22 +64,31 @@ class TaskCalls(Calls):
         version: str | None = None,
         priority: int | None = None,
         labels: Mapping[str, str] | None = None,
+        seal: bool = False,
     ) -> dict[str, Any]:
-        """Submit a task and wait for it, in one request if the task ends soon."""
+        """Submit a task and wait for it, in one request if the task ends soon. With `seal`, the context is sealed and
+        the returned task is unsealed."""
         until_s = None if timeout is None else time.monotonic() + timeout
-        task = _task(workflow, context, key or generated_key(), namespace, version, priority, labels)
+        task = self._task(workflow, context, key or generated_key(), namespace, version, priority, labels, seal)
         answer = self._transport.poll("POST", "/v1/tasks", until_s, task)
-        return self._until_settled(answer["task_id"], answer["task"], until_s)
+        ended = self._until_settled(answer["task_id"], answer["task"], until_s)
+        return self.unsealed(ended) if seal else ended
 
     def submit_many(self, tasks: Sequence[Mapping[str, Any]]) -> list[int]:
         """Start all of these tasks, or none. Each is a mapping of `submit`'s arguments: workflow, context, key, …"""
-        documents = [_task_of(task) for task in tasks]
+        documents = [self._task_of(task) for task in tasks]
         answer = self._transport.post("/v1/tasks/batch", {"tasks": documents}, is_safe=True)
         return list(answer["task_ids"])
 
     def task(self, task_id: int) -> dict[str, Any]:
-        """One task."""
-        return self._transport.get(_path(task_id))
+        """One task. Its payloads need the scope `inspect`: without it, `task["result"]` raises MissingPayload."""
+        return payloads.of_task(self._transport.get(_path(task_id)))
+
+    def unsealed(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """A task with plaintext in the place of its sealed context, result, outputs and errors. An error is unsealed if
+        the document of its step has the `backtrace`, as that of `step` has. Raises NotUnsealed, or ConfigurationError
+        without keys."""
+        return sealed_documents.unsealed(self._keys(), task)
 
     def tasks(self, **filters: Any) -> dict[str, Any]:
         """A page of tasks. Filters: state, namespace, workflow, label, idempotency_key, since, limit, cursor.
@@ -100,10 +116,10 @@ class TaskCalls(Calls):
         until `timeout` seconds are over."""
         until_s = None if timeout is None else time.monotonic() + timeout
         task = self._transport.poll("GET", _path(task_id), until_s, wait_s=0.0)
-        yield task
+        yield payloads.of_task(task)
         while not _is_settled(task) and (until_s is None or time.monotonic() < until_s):
             task = self._transport.poll("GET", _path(task_id), until_s, wait_s=every_s)
-            yield task
+            yield payloads.of_task(task)
 
     def why(self, task_id: int, step: str | None = None) -> dict[str, Any]:
         """Why the task, or its step with this name, is in its state: `message` is a sentence, `code` the kind."""
@@ -147,6 +163,37 @@ class TaskCalls(Calls):
         Returns `{"task_id", "state", "attention", "erased_at"}`. An erased task stays as it is."""
         return self._command(task_id, "erase", {"reason": reason}, is_safe=True)
 
+    def _task_of(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._task(**{**task, "key": task.get("key") or generated_key()})
+        except TypeError as error:
+            raise ConfigurationError(f"submit_many: {error}") from None
+
+    def _task(
+        self,
+        workflow: str,
+        context: Any = None,
+        key: str | None = None,
+        namespace: str | None = None,
+        version: str | None = None,
+        priority: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        seal: bool = False,
+    ) -> dict[str, Any]:
+        task = _task(workflow, context, key, namespace, version, priority, labels)
+        if seal:
+            of = sealed_documents.task_of(task)
+            task["context"] = sealing.context(self._keys(), of, task["context"])
+        return task
+
+    def _keys(self) -> sealing.SealKeys:
+        if self._seal_keys is None:
+            path = self._seal_keys_file or os.environ.get(sealing.FILE)
+            if not path:
+                raise ConfigurationError(f"sealed payloads need keys: set {sealing.FILE}, or pass seal_keys_file")
+            self._seal_keys = sealing.SealKeys.of_file(os.fspath(path))
+        return self._seal_keys
+
     def _command(self, task_id: int, name: str, body: Mapping[str, Any], *, is_safe: bool) -> dict[str, Any]:
         return self._transport.post(f"{_path(task_id)}/{name}", body, is_safe=is_safe)
 
@@ -163,7 +210,7 @@ class TaskCalls(Calls):
             if until_s is not None and time.monotonic() >= until_s:
                 raise WaitTimeout(task_id, task["state"])
             task = self._long_poll(task_id, until_s)
-        return task
+        return payloads.of_task(task)
 
     def _long_poll(self, task_id: int, until_s: float | None) -> dict[str, Any]:
         return self._transport.poll("GET", _path(task_id), until_s)
@@ -180,13 +227,6 @@ def _is_settled(task: Mapping[str, Any]) -> bool:
 
 def _path(task_id: int) -> str:
     return f"/v1/tasks/{in_path(int(task_id))}"
-
-
-def _task_of(task: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return _task(**{**task, "key": task.get("key") or generated_key()})
-    except TypeError as error:
-        raise ConfigurationError(f"submit_many: {error}") from None
 
 
 def _task(

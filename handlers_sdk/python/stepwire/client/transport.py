@@ -25,6 +25,7 @@ from stepwire.errors import (
 from .connection import BadAnswer, Connection, HttpAnswer, Incomplete
 from .destinations import check_transport
 from .outages import FailedTry, Outages, Patience, failed_try_of
+from .tls_files import NO_FILES, TlsFiles
 
 URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
@@ -75,6 +76,7 @@ class Transport:
         outages: Outages,
         *,
         is_insecure_allowed: bool = False,
+        tls: TlsFiles = NO_FILES,
     ) -> None:
         address = urlsplit(url)
         if address.scheme == "unix":
@@ -87,7 +89,7 @@ class Transport:
                 raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
             self._socket_path = None
             self._host, self._port, self._prefix = address.hostname, address.port, address.path.rstrip("/")
-        self._is_tls = address.scheme == "https"
+        self._tls = tls.context() if address.scheme == "https" else None
         self._url = url
         self._is_insecure_allowed = is_insecure_allowed
         self._find_token = find_token
@@ -262,7 +264,7 @@ class Transport:
         connection = Connection(
             self._host,
             self._port,
-            is_tls=self._is_tls,
+            tls=self._tls,
             timeout_s=self._timeout_s,
             socket_path=self._socket_path,
         )

@@ -8,7 +8,7 @@ from types import coroutine
 from typing import Any, Final, Protocol
 
 import msgspec
-from stepwire_protocol.messages import Item, Result, StepRequest
+from stepwire_protocol.messages import Item, Result
 
 from stepwire.actions import Run
 from stepwire.context import Context
@@ -30,13 +30,14 @@ class OutcomeReport(Protocol):
 class HandlerCall:
     """One run, with its handler and context."""
 
-    __slots__ = ("context", "edge", "handler", "offer", "opened", "run", "step", "task")
+    __slots__ = ("context", "edge", "handler", "is_sealed", "offer", "opened", "run", "step", "task")
 
     def __init__(self, run: Run, handler: Handler, context: Context, edge: Edge | None = None) -> None:
         self.run = run
         self.step = run.step  # as the handler receives it
         self.edge = edge  # None: the step is open already
         self.opened: OpenedStep | None = None
+        self.is_sealed = False  # texts of errors are then not logged
         self.offer = run.offer
         self.handler = handler
         self.context = context
@@ -59,9 +60,10 @@ class HandlerCall:
         assert self.edge is not None
         opened = self.edge.open(self.run.step)
         if isinstance(opened, Result):
-            return _logged(self.run.step, opened)
+            return _logged(self, opened)
         self.opened = opened
         self.step = self.context._step = opened.step
+        self.is_sealed = self.context._is_sealed = opened.task is not None
         return None
 
     @property
@@ -95,17 +97,17 @@ def call_plain(call: HandlerCall) -> Result:
         try:
             arguments = (context, read_input(handler, step))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _logged(step, bad_input(handler, step, str(error)))
+            return _logged(call, bad_input(handler, step, str(error)))
     try:
         value = copy_context().run(handler.function, *arguments)
     except BaseException as error:
         took_ms = now_ms() - started_ms
         if context.cancel_reason == "timeout":
             return stopped(step, "timeout", took_ms, handler.version)
-        run_log.raised(step, error, context.cancel_reason)
+        run_log.raised(step, error, context.cancel_reason, is_sealed=call.is_sealed)
         return failed(handler, step, error, took_ms)
     result = completed(handler, step, value, now_ms() - started_ms)
-    return result if result.error is None else _logged(step, result)
+    return result if result.error is None else _logged(call, result)
 
 
 async def call_async(call: HandlerCall, started_ms: float) -> Result | None:
@@ -131,7 +133,7 @@ async def _call_async(call: HandlerCall, started_ms: float) -> Result | None:
         else:
             running = handler.function(context)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _logged(step, bad_input(handler, step, str(error)))
+        return _logged(call, bad_input(handler, step, str(error)))
     variables = copy_context()
     try:
         try:
@@ -147,14 +149,14 @@ async def _call_async(call: HandlerCall, started_ms: float) -> Result | None:
             if reason == "shutdown" and step.delivery_mode == "at_least_once":
                 return GIVE_BACK
             return stopped(step, reason, took_ms, handler.version)
-        run_log.raised(step, error, reason)
+        run_log.raised(step, error, reason, is_sealed=call.is_sealed)
         return failed(handler, step, error, took_ms)
     result = completed(handler, step, output, now_ms() - started_ms)
-    return result if result.error is None else _logged(step, result)
+    return result if result.error is None else _logged(call, result)
 
 
-def _logged(step: StepRequest, result: Result) -> Result:
-    run_log.not_reported(step, result)
+def _logged(call: HandlerCall, result: Result) -> Result:
+    run_log.not_reported(call.run.step, result, is_sealed=call.is_sealed)
     return result
 
 

@@ -45,6 +45,7 @@ class _StartRun(msgspec.Struct, frozen=True):
     version: str | None
     step: StepRequest
     timeout_in_ms: float | None
+    is_sealed: bool = False
     secrets: dict[str, str] = {}  # the values that the step holds, by name, for the child to remove from its texts
 
 
@@ -79,6 +80,7 @@ class ChildProcess:
             handler.version,
             step,
             left_ms if left_ms != float("inf") else None,
+            call.is_sealed,
             {} if call.opened is None else call.opened.values,
         )
         try:
@@ -219,7 +221,9 @@ def _perform(start: _StartRun, report: ProgressReport) -> Result:
     timeout_at_ms = float("inf") if start.timeout_in_ms is None else at_ms + start.timeout_in_ms
     context = Context(start.step, started_ms=at_ms, timeout_at_ms=timeout_at_ms, clock=now_ms, report=report)
     item = (start.step.step_id, start.step.delivery)
-    return call_plain(HandlerCall(Run(item, start.step, 0, Lease()), handler, context))
+    call = HandlerCall(Run(item, start.step, 0, Lease()), handler, context)
+    call.is_sealed = start.is_sealed
+    return call_plain(call)
 
 
 def _module_here(module: str) -> str:

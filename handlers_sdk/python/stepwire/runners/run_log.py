@@ -33,8 +33,11 @@ _REASONS: Final[dict[RunEnd, str]] = {
 _EXPECTED: Final = frozenset({"task_cancelled", "shutdown"})
 
 
-def raised(step: StepRequest, error: BaseException, cancel_reason: str | None) -> None:
-    """Log the exception of a handler."""
+def raised(step: StepRequest, error: BaseException, cancel_reason: str | None, *, is_sealed: bool = False) -> None:
+    """Log the exception of a handler; of a sealed step, only its type."""
+    if is_sealed:
+        _write("run_failed", logging.WARNING, step, f"failed: {type(error).__name__}; the text of the error is sealed")
+        return
     if cancel_reason is not None:
         text = f"ended after it was asked to stop ({cancel_reason}): {tracebacks.summary(error)}"
         _write("run_failed", logging.INFO, step, text)
@@ -52,10 +55,11 @@ def raised(step: StepRequest, error: BaseException, cancel_reason: str | None) -
     _write("run_failed", logging.WARNING, step, text)
 
 
-def not_reported(step: StepRequest, result: Result) -> None:
+def not_reported(step: StepRequest, result: Result, *, is_sealed: bool = False) -> None:
     """Log a failure that the SDK has found: input that does not fit, output that is not JSON, a dead process."""
     assert result.error is not None
-    _write("run_failed", logging.ERROR, step, f"failed: {result.error.code}: {result.error.message}")
+    text = "the text of the error is sealed" if is_sealed else result.error.message
+    _write("run_failed", logging.ERROR, step, f"failed: {result.error.code}: {text}")
 
 
 def interrupted(step: StepRequest, reason: RunEnd) -> None:

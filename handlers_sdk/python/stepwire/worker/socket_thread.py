@@ -48,7 +48,8 @@ class SocketThread:
     ) -> None:
         self.worker_id = config.worker
         self._edge = edge
-        self.session = Session(config, random.Random().random)  # does not affect the program's own `random`
+        # A generator of its own, so that the program's `random` is not affected. It spreads retries and makes no id.
+        self.session = Session(config, random.Random().random)  # noqa: S311
         self.has_ended = threading.Event()
         self._config = config
         self._handlers = handlers

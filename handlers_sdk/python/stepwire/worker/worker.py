@@ -58,7 +58,7 @@ class Worker:
     worker: all three, or none for connections without encryption. With CURVE, `name` is the name of the key.
 
     `secrets` resolves references like `{"$secret": "stripe/live"}` in a step's configuration and input: a directory of
-    files, or a function from the name to the value.
+    files, or a function from the name to the value. `seal_keys_file` has the keys of sealed payloads.
 
     For several brokers, `steps` and `results` are lists, with one pair for each broker. `context` is the ZeroMQ context
     of a broker in this process, for `inproc://`. The worker gets its id and connects in `run` or `start`, not before.
@@ -79,6 +79,7 @@ class Worker:
         curve_public_key: str | None = None,
         curve_secret_key: str | None = None,
         secrets: str | SecretResolver | None = None,
+        seal_keys_file: str | None = None,
         heartbeat_ms: int = limits.HEARTBEAT_MS,
         context: "zmq.Context[Any] | None" = None,
     ) -> None:
@@ -92,7 +93,7 @@ class Worker:
         self._prefetch = prefetch
         self._labels = dict(labels or {})
         self._curve = curve.keys(curve_server_key, curve_public_key, curve_secret_key)
-        self._edge = Edge(secrets)
+        self._edge = Edge(secrets, seal_keys_file)
         self._handler_version = environment.check_handler_version(handler_version)
         self._heartbeat_ms = heartbeat_ms
         self._zmq_context = context
@@ -106,7 +107,7 @@ class Worker:
     def from_env(cls, **changes: Any) -> "Worker":
         """A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
         STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_SERVER_KEY, STEPWIRE_CURVE_PUBLIC_KEY, STEPWIRE_CURVE_SECRET_KEY (or
-        STEPWIRE_CURVE_FILE), STEPWIRE_SECRETS_DIR.
+        STEPWIRE_CURVE_FILE), STEPWIRE_SECRETS_DIR, STEPWIRE_SEAL_KEYS_FILE.
 
         `changes` are arguments of `Worker`, and override the environment.
         """

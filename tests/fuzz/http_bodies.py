@@ -1,0 +1,310 @@
+"""`python -m tests.fuzz.http_bodies --seed 1 --count 1000000 --sockets 20000`: hostile requests to every operation.
+
+Most enter the application in the broker's own process; `--sockets` of them travel over connections. Exit code 1: an
+answer was 500 or missing, an exception was logged, the loop computed for longer than LOOP_MS_MAX without a pause, the
+database has an error, or the broker does not work afterwards.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import structlog
+from stepwire import Worker
+from stepwire_broker.api import access, listening, token
+from stepwire_broker.api.app import Application
+from stepwire_broker.api.http import CONNECTION
+from stepwire_broker.api.limits import DEFAULT
+from stepwire_broker.api.server import Server
+from stepwire_broker.core.definitions.settings import Settings
+from stepwire_broker.engine import Engine
+from stepwire_broker.executors.registry import Executors
+from stepwire_broker.store.sqlite import backup
+from stepwire_broker.store.sqlite.check import check
+
+from tests.api.running_api import TOKEN, WORKFLOW, settings_in
+
+from .http_requests import Request, request
+
+LOOP_MS_MAX: Final = 250.0
+TASKS_AT_ONCE: Final = 8
+ANSWER_S: Final = 60.0
+CLEAN_EVERY: Final = 5_000  # requests
+
+
+class Connection:
+    """The connection of a request without a socket."""
+
+    user_grant = None
+    is_too_slow = False
+    answer_left = 0
+
+    def present_token(self, name: str) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+class Observed:
+    """What went wrong, and how long the loop computed without a pause."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.loop_ms = 0.0  # of the thread's own time, so that other processes do not count
+        self.loop_at = ""
+        self.current = ""
+
+    def fault(self, text: str) -> None:
+        if len(self.faults) < 20:
+            self.faults.append(text)
+
+    async def watch_loop(self) -> None:
+        while True:
+            before_s = time.thread_time()
+            await asyncio.sleep(0)
+            took_ms = (time.thread_time() - before_s) * 1000
+            if took_ms > self.loop_ms:
+                self.loop_ms, self.loop_at = took_ms, self.current
+
+
+async def fuzz(directory: Path, seed: int, count: int, sockets: int) -> Observed:
+    observed = Observed()
+    settings = settings_in(directory)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: observed.fault(f"loop: {context}"))
+    async with _serving(directory, settings) as (broker, port):
+        app = Application(broker)
+        tokens = token.open_tokens(str(directory / "tokens"))
+        entry = access.AccessControl(app.routes, tokens, frozenset({b"localhost"}), app.requests)
+        watching = asyncio.create_task(observed.watch_loop())
+        numbers = iter(range(count))
+
+        async def run() -> None:
+            for number in numbers:
+                hostile = request(random.Random(f"{seed}.{number}"), number)
+                observed.current = f"{number}: {hostile.method} {hostile.path[:100]}"
+                await _enter(entry, hostile, number, observed)
+                if number % CLEAN_EVERY == CLEAN_EVERY - 1:
+                    await _clean(broker, entry, observed)
+
+        await asyncio.gather(*(run() for _ in range(TASKS_AT_ONCE)))
+        await _over_sockets(port, seed, count, sockets, observed)
+        watching.cancel()
+        await _clean(broker, entry, observed)
+        app.close()
+        await _works(broker, entry, settings, observed)
+    with closing(backup.open_stored(directory / "state.db")) as connection:
+        for finding in check(connection, 2_000, lambda done, total: None).findings:
+            observed.fault(f"db check: {finding}")
+    return observed
+
+
+@contextlib.asynccontextmanager
+async def _serving(directory: Path, settings: Settings) -> Any:
+    executors = Executors(settings)
+    executors.configure()
+    broker = Engine(settings, companion=executors)
+    await broker.start()
+    (directory / "tokens").touch(0o600)
+    (directory / "tokens").write_text(TOKEN)
+    listeners = listening.Listeners(listening.listen(settings.http))
+    tokens = token.open_tokens(str(directory / "tokens"))
+    server = Server(broker, tokens, listeners, DEFAULT._replace(strangers_per_s=10**6))
+    await server.start()
+    try:
+        yield broker, listeners.sockets[0].getsockname()[1]
+    finally:
+        await server.stop()
+        await broker.stop()
+
+
+async def _enter(entry: Any, hostile: Request, number: int, observed: Observed) -> tuple[int, bytes]:
+    """Call the application as the HTTP server does. The client disconnects after its body, so streams end."""
+    status, body, parts = 0, [], [hostile.body]
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return {"type": "http.request", "body": parts.pop(), "more_body": False}
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            body.append(bytes(message.get("body", b"")))
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + TOKEN.encode())]
+    headers += [(b"content-type", hostile.content_type), (b"content-length", b"%d" % len(hostile.body))]
+    scope = {
+        "type": "http",
+        "method": hostile.method,
+        "path": unquote(hostile.path),
+        "query_string": hostile.query.encode("latin-1"),
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "root_path": "",
+        CONNECTION: Connection(),
+    }
+    try:
+        await asyncio.wait_for(entry(scope, receive, send), ANSWER_S)
+    except Exception as error:
+        observed.fault(f"{number}: {hostile}: {error!r}"[:600])
+    observed.statuses[str(status)] += 1
+    if status == 500:
+        observed.fault(f"{number}: {hostile}: {b''.join(body)[:200]!r}"[:900])
+    return status, b"".join(body)
+
+
+async def _clean(broker: Engine, entry: Any, observed: Observed) -> None:
+    """Cancel the open tasks, so that the number of open steps stays below its limit, and lift what stops them."""
+    for executor in ("bus", "local"):
+        await _call(entry, "POST", f"/v1/executors/{executor}/resume", observed)
+    for task_id in list(broker.state.tasks):
+        await _call(entry, "POST", f"/v1/tasks/{task_id}/cancel", observed, {"reason": "cleaned"})
+
+
+async def _call(entry: Any, method: str, path: str, observed: Observed, document: Any = None) -> tuple[int, bytes]:
+    body = b"" if document is None else json.dumps(document).encode()
+    return await _enter(entry, Request(method, path, "", b"application/json", body), -1, observed)
+
+
+async def _over_sockets(port: int, seed: int, first: int, count: int, observed: Observed) -> None:
+    numbers = iter(range(first, first + count))
+
+    async def run() -> None:
+        for number in numbers:
+            hostile = request(random.Random(f"{seed}.{number}"), number)
+            observed.current = f"{number}: {hostile.method} {hostile.path[:100]} over a socket"
+            try:
+                status = await asyncio.wait_for(_exchange(port, hostile), ANSWER_S)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                observed.fault(f"{number}: {hostile}: {error!r}"[:600])
+                continue
+            observed.statuses[f"{status} over a socket"] += 1
+            if status == 500:
+                observed.fault(f"{number}: {hostile}"[:900])
+
+    await asyncio.gather(*(run() for _ in range(TASKS_AT_ONCE)))
+
+
+async def _exchange(port: int, hostile: Request) -> int:
+    target = f"{hostile.path}?{hostile.query}" if hostile.query else hostile.path
+    lines = [
+        f"{hostile.method} {target} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {TOKEN}",
+        "Connection: close",
+    ]
+    lines += [f"Content-Type: {hostile.content_type.decode()}", f"Content-Length: {len(hostile.body)}", "", ""]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write("\r\n".join(lines).encode("latin-1", "replace") + hostile.body)
+        line = await reader.readline()
+        return int(line.split()[1]) if line else 0
+    finally:
+        writer.close()
+
+
+async def _works(broker: Engine, entry: Any, settings: Settings, observed: Observed) -> None:
+    """A new task is run by a worker, whatever rules and breakers the requests have set."""
+    rules = json.loads((await _call(entry, "GET", "/v1/rules", observed))[1])["rules"]
+    for rule in rules:
+        await _call(entry, "POST", "/v1/rules/remove", observed, {"match": rule["match"]})
+    for handler in ("shop.reserve", "shop.charge"):
+        await _call(entry, "POST", f"/v1/breakers/{handler}", observed, {"state": "auto"})
+    workflow = {**WORKFLOW, "name": "honest", "version": "honest"}
+    assert (await _call(entry, "POST", "/v1/workflows", observed, workflow))[0] in (200, 201)
+    worker = Worker(steps=settings.bus.steps, results=settings.bus.results, name="honest")
+    worker.handler("shop.reserve")(lambda context: {"seats": 2})
+    worker.handler("shop.charge")(lambda context: {"total": 1.5})
+    worker.start()
+    try:
+        _, created = await _call(entry, "POST", "/v1/tasks", observed, {"workflow": "honest"})
+        ends_s, state = time.monotonic() + ANSWER_S, ""
+        while state != "completed" and time.monotonic() < ends_s:
+            await asyncio.sleep(0.05)
+            state = json.loads((await _call(entry, "GET", f"/v1/tasks/{json.loads(created)['task_id']}", observed))[1])[
+                "state"
+            ]
+        if state != "completed":
+            observed.fault(f"an honest task is {state}")
+    finally:
+        await asyncio.to_thread(worker.stop)
+
+
+def report(observed: Observed, seed: int, count: int, sockets: int, seconds: float) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "requests": count,
+        "over_sockets": sockets,
+        "seconds": round(seconds, 1),
+        "answers": dict(sorted(observed.statuses.items())),
+        "loop_ms_max": round(observed.loop_ms, 1),
+        "loop_at": observed.loop_at,
+        "faults": observed.faults,
+        "ok": not observed.faults and observed.loop_ms <= LOOP_MS_MAX,
+    }
+
+
+def run(seed: int, count: int, sockets: int) -> dict[str, Any]:
+    """Fuzz a broker of its own, and return the report."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fuzz") as directory, _logged() as errors:
+        Path(directory).chmod(0o700)
+        observed = asyncio.run(fuzz(Path(directory), seed, count, sockets))
+    for error in errors:
+        observed.fault(error)
+    return report(observed, seed, count, sockets, time.monotonic() - began_s)
+
+
+@contextlib.contextmanager
+def _logged() -> Any:
+    """The events of the log that report a failure of the broker. All others are dropped."""
+    errors: list[str] = []
+
+    def keep(logger: Any, method: str, event: dict[str, Any]) -> Any:
+        if "exc_info" in event or "exception" in event:
+            errors.append(f"log: {event}"[:600])
+        raise structlog.DropEvent
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            errors.append(f"log: {self.format(record)}"[:2_000])
+
+    before, handler = structlog.get_config(), Handler(logging.ERROR)
+    structlog.configure(processors=[keep], cache_logger_on_first_use=False)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield errors
+    finally:
+        logging.getLogger().removeHandler(handler)
+        structlog.configure(**before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http_bodies", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--sockets", type=int, default=20_000)
+    options = parser.parse_args()
+    outcome = run(options.seed, options.count, options.sockets)
+    print(json.dumps(outcome, indent=1))
+    return 0 if outcome["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Writes protocol/vectors/sealed.json: `python -m tests.protocol.sealed_vectors`. The result is always the same.
+
+tests/protocol/test_sealed_vectors.py computes the vectors a second time, with other code.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from stepwire import sealing
+from stepwire.sealing import SealKeys
+from stepwire_protocol.sealed_payloads import SealedTask
+
+FILE: Final = Path(__file__).parents[2] / "protocol/vectors/sealed.json"
+KEYS: Final = {"2026-11": bytes(range(32)), "2026-10": bytes(range(100, 132))}
+TASK: Final = SealedTask("shop::eu", "order", "order-12345")
+OUTPUT: Final = '{"clear":{"approved":true},"transaction":"txn_1"}'
+PAYLOADS: Final[tuple[tuple[str, str, str, str | None, str], ...]] = (
+    ("a context", "2026-11", "context", None, '{"card":"4929-7654","clear":{"region":"eu"}}'),
+    ("a context without clear members", "2026-11", "context", None, "{}"),
+    ("a clear member that is no object", "2026-11", "context", None, '{"clear":[1]}'),
+    ("an output", "2026-11", "output", "charge", OUTPUT),
+    ("the same output of another step", "2026-11", "output", "refund", OUTPUT),
+    ("an output with an older key", "2026-10", "output", "charge", '"Zoë €"'),
+    ("an output of null", "2026-11", "output", "charge", "null"),
+    ("an error", "2026-11", "error", "charge", '{"message":"declined: 4929-7654","backtrace":[]}'),
+)
+
+
+def vectors() -> dict[str, Any]:
+    sealed = [_sealed(*payload) for payload in PAYLOADS]
+    return {
+        "format": 1,
+        "keys": [_key(kid, key) for kid, key in KEYS.items()],
+        "sealed": sealed,
+        "refused": list(_refused(sealed)),
+    }
+
+
+def written() -> str:
+    parts = ['{"format": 1']
+    for name, rows in vectors().items():
+        if name != "format":
+            parts.append(f' "{name}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "]")
+    return ",\n".join(parts) + "}\n"
+
+
+def _key(kid: str, key: bytes) -> dict[str, str]:
+    return {
+        "kid": kid,
+        "key": base64.b64encode(key).decode(),
+        "encryption_key": sealing.derived(key, sealing.ENCRYPTION).hex(),
+        "nonce_key": sealing.derived(key, sealing.NONCE).hex(),
+    }
+
+
+def _sealed(name: str, kid: str, kind: Any, step: str | None, plaintext: str) -> dict[str, Any]:
+    payload = SealKeys({kid: KEYS[kid]}).seal(kind, TASK, step, plaintext.encode())
+    return {
+        "name": name,
+        "kind": kind,
+        "namespace": TASK.namespace,
+        "workflow": TASK.workflow,
+        "key": TASK.key,
+        "step": step,
+        "aad": base64.b64encode(sealing.associated_data(kind, kid, TASK, step)).decode(),
+        "plaintext": plaintext,
+        "payload": json.loads(payload),
+    }
+
+
+def _refused(sealed: list[dict[str, Any]]) -> Any:
+    """Payloads that must not be unsealed: each differs from the first output in one respect."""
+    output = sealed[3]
+    changes: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("of another step", {"step": "refund"}, {}),
+        ("of another task", {"key": "order-12346"}, {}),
+        ("of another workflow", {"workflow": "orders"}, {}),
+        ("of another namespace", {"namespace": "shop"}, {}),
+        ("as an error", {"kind": "error"}, {}),
+        ("with another nonce", {}, {"nonce": sealed[4]["payload"]["nonce"]}),
+        ("with other data", {}, {"data": sealed[4]["payload"]["data"]}),
+        ("with an unknown key", {}, {"kid": "2026-09"}),
+        ("with the name of another key", {}, {"kid": "2026-10"}),
+        ("of another version", {}, {"$sealed": "v2"}),
+        ("without data", {}, {"data": ""}),
+    ]
+    for name, of_vector, of_payload in changes:
+        kept = {key: value for key, value in output.items() if key not in ("aad", "plaintext")}
+        yield {**kept, **of_vector, "name": f"an output {name}", "payload": {**output["payload"], **of_payload}}
+
+
+if __name__ == "__main__":
+    FILE.write_text(written())
