@@ -18,7 +18,8 @@ async def erase(call: HttpCall) -> Reply:
     """Erase a task. The answer is sent when the erasure is also recorded outside the database."""
     call.query()
     task_id = call.number("task_id")
-    make = ERASE_TASK.read(await call.body(BODY_BYTES_MAX), task_id, call.broker.settings.limits, call.operator)
+    body, limits = await call.body(BODY_BYTES_MAX), call.broker.settings.limits
+    make = ERASE_TASK.read(body, task_id, limits, call.operator, call.via)
     try:
         answer = await call.broker.erasures.erase(task_id, lambda: call.broker.ask(make))
     except SecurityKeyError as error:
