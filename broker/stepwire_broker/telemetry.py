@@ -42,6 +42,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "broker epoch deployment open_tasks open_steps steps results",
             "The broker accepts work. `steps` and `results` are its endpoints.",
         ),
+        _info(
+            "erasures_finished",
+            "tasks words bytes places compacted is_clean",
+            "The database file was searched for words of erased payloads. `places`: where they were left.",
+        ),
         _info("broker_drained", "running", "A drain has ended. `running` is the number of steps that did not finish."),
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),

@@ -86,6 +86,10 @@ CALLS: dict[str, Callable[[Api], Call]] = {
         "activate_workflow",
         f"workflow default::order {WORKFLOW['version']}",
     ),
+    "/v1/tasks/{task_id}/erase": lambda api: (
+        f"/v1/tasks/{(n := cancelled(api))}/erase", {"reason": REASON}, "erase_task", f"task {n}"
+    ),
+    "/v1/database/finish-erasures": lambda api: ("/v1/database/finish-erasures", None, "finish_erasures", ""),
     "/v1/database/prune": lambda api: ("/v1/database/prune", None, "prune_database", ""),
     "/v1/database/backups": lambda api: (
         "/v1/database/backups", {"file": "b.db"}, "backup_database", "file b.db"

@@ -73,7 +73,7 @@ def judge(row: Row, way: str) -> Verdict:
 
 
 def _counted(honest: Deployment, row: Row, before: dict[str, int]) -> dict[str, int]:
-    """The refusals that the broker has counted since `before`. The stranger's last frames may be on their way when it ends."""
+    """The refusals that the broker has counted since `before`. The stranger's last frames may still be on their way."""
     until_s = time.monotonic() + COUNTED_S
     while True:
         counted = {code: count - before.get(code, 0) for code, count in sorted(honest.counts().items())}

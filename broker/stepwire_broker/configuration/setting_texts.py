@@ -111,6 +111,9 @@ ABOUT: Final[dict[str, str]] = {
     "retention.audit_ms": "Time that rows of the audit are kept.",
     "security.strict": "Refuse, also on the loopback: a bus on tcp without keys, HTTP on tcp without TLS, tokens that "
     "never expire or have the scope admin, and programs of `exec` in the broker.",
+    "security.key_file": "File with the broker's secret key, which the first start makes. Keep a copy apart from the "
+    "database and its backups.",
+    "security.erasures_file": "File with keyed hashes of erased tasks. A restore erases these tasks again.",
     "log_level": "Lowest level that is logged: debug, info, warning or error. HUP reloads it.",
 }
 assert ABOUT.keys() == KEYS.keys(), ABOUT.keys() ^ KEYS.keys()

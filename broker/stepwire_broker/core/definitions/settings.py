@@ -255,6 +255,8 @@ class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool = False
+    key_file: str = ".stepwire/key"
+    erasures_file: str = ".stepwire/erasures"
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
