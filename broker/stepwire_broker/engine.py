@@ -45,12 +45,14 @@ from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
 from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
+from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
 from .stages import claims
 from .store import Store, open_store
 from .store.queries import Queries
+from .store.sqlite.opening import path_of
 from .taps import Tap
 
 P = ParamSpec("P")
@@ -113,6 +115,7 @@ class Engine:
     measures: Measures
     audit: AuditTrail
     wire_counters: WireCounters
+    erasures: Erasures
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class Engine:
             wall_ms=now.wall,
             entropy=int.from_bytes(os.urandom(16), "big"),
         )
+        self.erasures = Erasures(self.settings.security, store, path_of(self.settings.database.url))
         core = self._core = self._open_core(store, now)
         core.is_open = True
         store.start(core.report, self._store_faults, self.settings.retention)

@@ -16,13 +16,14 @@ from .core.definitions.settings import LimitSettings, RuleSettings
 from .core.guards.allowance import BreakerSet, SetBreaker
 from .core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from .core.intake.drain import DrainWorker, Quieted
+from .core.intake.erasure import ErasedTask, EraseTask
 from .core.intake.routing_rules import Routed, SetRule
 from .core.model.events import Command, CommandOfOperator
 from .core.model.principal import PROCESS
 from .core.model.states import TaskState
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
-from .timestamps import rfc3339_or_none
+from .timestamps import rfc3339, rfc3339_or_none
 
 T = TypeVar("T")  # the parameter of the path: a number, a name, or None
 B = TypeVar("B", bound=Struct)
@@ -90,6 +91,12 @@ class ResolveBody(Struct, frozen=True, forbid_unknown_fields=True):
     new_key: bool = False
 
 
+class EraseBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`reason` is stored in the task's history and must not be empty. It stays, so it must name no person."""
+
+    reason: Annotated[Text, Meta(min_length=1)]
+
+
 class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     """With `quit`, the worker ends when it holds no step."""
 
@@ -116,6 +123,15 @@ class Changed(Struct, frozen=True):
     task_id: int
     state: TaskState
     attention: str | None
+
+
+class TaskErasure(Struct, frozen=True):
+    """The task after the erasure of its payloads, by this request or by an earlier one."""
+
+    task_id: int
+    state: TaskState
+    attention: str | None
+    erased_at: str
 
 
 class WorkerDrains(Struct, frozen=True):
@@ -242,6 +258,20 @@ RESOLVE_STEP: Final = OperatorCommand[int, ResolveBody, Done](
     has_payload=True,
     check=_check_resolution,
 )
+ERASE_TASK: Final = OperatorCommand[int, EraseBody, ErasedTask](
+    name="erase_task",
+    path="/v1/tasks/{task_id}/erase",
+    scope=Scope.ADMIN,
+    summary="Erase the payloads of a task that has ended: context, outputs, errors, labels, idempotency key, standard"
+    " error and messages. States and times stay. `POST /v1/database/finish-erasures` ends a run of erasures.",
+    body=EraseBody,
+    event=lambda request, task_id, body: EraseTask(request, task_id, body.reason),
+    answer=ErasedTask,
+    document=lambda done: TaskErasure(done.task_id, TaskState(done.state), done.attention, rfc3339(done.erased_ms)),
+    response=TaskErasure,
+    refusals=_STORED,
+    is_body_needed=True,
+)
 DRAIN_WORKER: Final = OperatorCommand[str, DrainBody, Quieted](
     name="drain_worker",
     path="/v1/workers/{worker}/drain",
@@ -326,6 +356,7 @@ COMMANDS: Final[tuple[OperatorCommand, ...]] = (  # type: ignore[type-arg]
     RESUME_TASK,
     RETRY_TASK,
     RESOLVE_STEP,
+    ERASE_TASK,
     DRAIN_WORKER,
     PAUSE_EXECUTOR,
     RESUME_EXECUTOR,

@@ -42,6 +42,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "broker epoch deployment open_tasks open_steps steps results",
             "The broker accepts work. `steps` and `results` are its endpoints.",
         ),
+        _info(
+            "erasures_finished",
+            "tasks words bytes places compacted is_clean",
+            "The database file was searched for words of erased payloads. `places`: where they were left.",
+        ),
         _info("broker_drained", "running", "A drain has ended. `running` is the number of steps that did not finish."),
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
@@ -208,6 +213,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "certificate_refused", "error", "Changed files of http.tls cannot be used: the former certificate stays."
         ),
         _warning("certificate_expires", "at", "The certificate of http.tls expires within 14 days, or has expired."),
+        _warning("jwks_refused", "error", "The keys of http.jwt cannot be read again, so the former keys apply."),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
         _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),

@@ -77,6 +77,7 @@ def test_every_fact_is_the_same_after_encoding_and_decoding() -> None:
         facts.Failed(1, 0, 1, "x", 4, "x: no"),
         facts.Held(1, 0, 1, "x", None, "x: no"),
         facts.Restored(1, 0),
+        facts.Erased(1, "asked for", "alice"),
         facts.Skipped(1, 0),
         facts.StepCancelled(1, 0, "task_cancelled"),
         facts.Reopened(1, 0, True),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.store.lane import Rows
@@ -47,6 +47,7 @@ class MemoryDatabase:
         self.writer = MemoryWriter(tables, opened.epoch, refuses)
         self.readers = MemoryReaders(tables)
         self.pruning = MemoryPruning(tables, self.writer)
+        self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:
         return None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import (
     Loaded,
     Payloads,
@@ -120,6 +121,10 @@ class MemoryQueries:
             bytes_so_far += row.output_bytes
             steps.append(row if bytes_so_far <= outputs_bytes_max else row._replace(output=None))
         return TaskRecord(self._task_row(task), task.context.decode(), steps)
+
+    def erased_tasks(self) -> list[tuple[str, int]]:
+        rows = ((row.uid, erasing.erased_ms(row.labels)) for row in self._tables.tasks.values())
+        return [(uid, at_ms) for uid, at_ms in rows if at_ms is not None]
 
     def task_state(self, task_id: int) -> str | None:
         task = self._tables.tasks.get(task_id)

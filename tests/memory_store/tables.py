@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from stepwire_broker.core.answers import erasing
+from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
 from stepwire_broker.core.model.commit_group import (
     HistoryRow,
@@ -23,6 +25,7 @@ from stepwire_broker.core.model.commit_group import (
     TaskNew,
 )
 from stepwire_broker.core.model.states import TASK_FINAL
+from stepwire_broker.store import erasure
 from stepwire_broker.store import tables as declared
 from stepwire_broker.store.audit_chain import START, AuditHead, AuditRow
 from stepwire_broker.store.keys import KeyOwner, Name
@@ -92,6 +95,57 @@ class Tables:
         self._change_tasks(rows, undo)
         for row in rows.history:
             self._add_history(row, undo)
+        for task_id, at_ms in rows.erasures:
+            self._erase(task_id, at_ms, undo)
+
+    def _erase(self, task_id: int, at_ms: int, undo: Undo) -> None:
+        marker = erasing.marker(at_ms)
+        before = self.tasks[task_id]
+        self.tasks[task_id] = before._replace(key=None, labels=marker, context=marker, context_bytes=len(marker))
+        undo.append(lambda: self.tasks.__setitem__(task_id, before))
+        if before.key is not None:
+            name = (before.namespace, before.key)
+            owner = self.keys.get(name)
+            if owner is not None and owner.task_id == task_id:
+                del self.keys[name]
+                undo.append(lambda: self.keys.__setitem__(name, owner))
+        step_ids = set(self.steps_of.get(task_id, ()))
+        for step_id in step_ids:
+            self._erase_step(step_id, at_ms, undo)
+        for number, row in list(self.parked.items()):
+            is_frame = row.code in erasure.FRAME_CODES and erasure.names_a_step(row.body, step_ids)
+            if row.task_id == task_id or row.step_id in step_ids or is_frame:
+                self.parked[number] = row._replace(body=marker)
+                undo.append(lambda n=number, b=row: self.parked.__setitem__(n, b))  # type: ignore[misc]
+        self._erase_history(task_id, undo)
+
+    def _erase_step(self, step_id: int, at_ms: int, undo: Undo) -> None:
+        marker = erasing.marker(at_ms).decode()
+        stored = self.steps[step_id].stored
+        values: dict[str, Any] = {}
+        if stored.output is not None:
+            values |= {"output": marker, "output_bytes": len(marker)}
+        if stored.error is not None:
+            values["error"] = marker
+        if stored.reason is not None:
+            values["reason"] = erasing.code(stored.reason)
+        self._change_step(step_id, values, undo)
+        text = self.stderr.get(step_id)
+        if text is not None:
+            self.stderr[step_id] = text._replace(text=marker)
+            undo.append(lambda: self.stderr.__setitem__(step_id, text))
+
+    def _erase_history(self, task_id: int, undo: Undo) -> None:
+        of_task = self.history.get(task_id, [])
+        before, log_before = list(of_task), list(self.log)
+        scrubbed = {(row.seq, row.position): row._replace(facts=scrubbing.scrubbed(row.facts)) for row in before}
+        of_task[:] = scrubbed.values()
+        self.log[:] = [scrubbed[row.seq, row.position] if row.task_id == task_id else row for row in log_before]
+
+        def take_back() -> None:
+            of_task[:], self.log[:] = before, log_before
+
+        undo.append(take_back)
 
     def _add_tasks(self, rows: Rows, undo: Undo) -> None:
         tasks = self.tasks

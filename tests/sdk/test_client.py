@@ -410,6 +410,8 @@ def test_run_submits_and_waits_in_one_request_and_polls_only_for_a_long_task(ser
         (lambda c: c.apply_workflow({"name": "a"}), "POST", "/v1/workflows", {"name": "a"}),
         (lambda c: c.pause(1), "POST", "/v1/tasks/1/pause", {}),
         (lambda c: c.resume(1), "POST", "/v1/tasks/1/resume", {}),
+        (lambda c: c.erase(1, "why"), "POST", "/v1/tasks/1/erase", {"reason": "why"}),
+        (lambda c: c.finish_erasures(), "POST", "/v1/database/finish-erasures", None),
         (lambda c: c.cancel(1, "why"), "POST", "/v1/tasks/1/cancel", {"reason": "why"}),
         (lambda c: c.retry(1, again=True), "POST", "/v1/tasks/1/retry", {"again": True}),
         (lambda c: c.steps(state="held"), "GET", "/v1/steps?state=held", None),

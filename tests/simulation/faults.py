@@ -16,6 +16,7 @@ BREAKER_KINDS: Final = (
     "operator_breaker",
 )
 HOSTILE_KINDS: Final = ("forged", "revoked")
+ERASE_KINDS: Final = ("operator_erase",)
 CREDIT_KINDS: Final = (
     "worker_quiet",  # its program stops to offer credit, and ends later
     "worker_full",  # its runner has no room for a while
@@ -75,6 +76,7 @@ KINDS: Final = (
     "worker_killed_after_hello",  # the end of its subscription and its hello reach the broker in any order
     *HOSTILE_KINDS,
     *CREDIT_KINDS,
+    *ERASE_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
 SELDOM: Final = 0.08
@@ -134,8 +136,9 @@ class Faults:
         chances["worker_killed_after_hello"] = Random(f"faults/after_hello/{seed}")
         chances |= dict.fromkeys(HOSTILE_KINDS, Random(f"faults/hostile/{seed}"))
         chances |= dict.fromkeys(CREDIT_KINDS, Random(f"faults/credit/{seed}"))
+        chances |= dict.fromkeys(ERASE_KINDS, Random(f"faults/erase/{seed}"))
         shares = dict.fromkeys(KINDS, share) | dict.fromkeys((*BREAKER_KINDS, *HOSTILE_KINDS), OFTEN)
-        shares |= dict.fromkeys(CREDIT_KINDS, SELDOM)
+        shares |= dict.fromkeys((*CREDIT_KINDS, *ERASE_KINDS), SELDOM)
         self.on = {kind for kind in KINDS if chances[kind].random() < shares[kind]}
         if only is not None:
             self.on = set(only)

@@ -13,6 +13,7 @@ from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.drain import DrainWorker
+from stepwire_broker.core.intake.erasure import EraseTask
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, AwaitTask, NewTask, SubmitTasks
 
 from . import flows
@@ -107,6 +108,7 @@ class People:
             made += self._plan(at_ms)
         self._plan_commands(phase_ms)
         self._plan_breakers(phase_ms)
+        self._plan_erasures(phase_ms)
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
@@ -295,6 +297,23 @@ class People:
 
     def _release_breaker(self, handler: str) -> None:
         self.command(lambda r: SetBreaker(r, handler, "auto"))
+
+    def _plan_erasures(self, phase_ms: float) -> None:
+        world, chance = self.world, Random(f"{self.world.seed}/operator_erase")
+        times = [(phase_ms * chance.random(), chance.random()) for _ in range(chance.randint(2, 8))]
+        if "operator_erase" in world.faults.on:
+            for i, (at_ms, luck) in enumerate(times):
+                world.schedule.at(at_ms, self._erase, i, luck)
+
+    def _erase(self, number: int, luck: float) -> None:
+        """Erase a task. Half the time the task is cancelled in the same instant, as an impatient operator does."""
+        if not self.known or not self.world.faults.strikes("operator_erase", number):
+            return
+        task_id = self.known[int(luck * len(self.known))]
+        if luck * 100 % 1 < 0.5:
+            self.command(lambda r: CancelTask(r, task_id, "to erase it"))
+        self.command(lambda r: EraseTask(r, task_id, "a customer asked for it"))
+        self.world.schedule.after(4_000.0, self.command, lambda r: EraseTask(r, task_id, "asked again"))
 
     def command(self, make: Callable[[int], Any]) -> None:
         self._unanswered += 1

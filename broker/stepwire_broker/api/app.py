@@ -4,13 +4,14 @@ import asyncio
 
 from starlette.routing import Route, Router
 
-from stepwire_broker.operator_commands import COMMANDS
+from stepwire_broker.operator_commands import COMMANDS, ERASE_TASK
 
 from . import (
     audit,
     breakers,
     commands,
     database,
+    erasing,
     events,
     executors,
     health,
@@ -98,7 +99,9 @@ class Application:
             ("GET", "/v1/audit"): audit.page,
             ("GET", "/v1/audit/head"): audit.head,
             ("GET", "/v1/tap"): self.taps.stream,
+            ("POST", "/v1/database/finish-erasures"): erasing.finish,
             **{("POST", command.path): commands.handler(command) for command in COMMANDS},
+            ("POST", ERASE_TASK.path): erasing.erase,
             ("GET", "/openapi.json"): openapi.show,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/readyz"): health.readyz,

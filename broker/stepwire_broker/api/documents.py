@@ -201,6 +201,9 @@ class CancelDocument(Struct, frozen=True):
 
 
 class TaskSummary(Struct, frozen=True, kw_only=True):
+    """`erased_at`: an operator erased the payloads of the task, which are `{"erased": time in ms}` since then. It has
+    no labels and no idempotency key any longer."""
+
     task_id: int
     namespace: str
     workflow: str
@@ -210,6 +213,7 @@ class TaskSummary(Struct, frozen=True, kw_only=True):
     cancelling: bool
     priority: int
     labels: Raw
+    erased_at: str | None
     idempotency_key: str | None
     created_at: str
     finished_at: str | None

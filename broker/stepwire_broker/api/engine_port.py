@@ -14,6 +14,7 @@ from stepwire_broker.core.model.principal import PROCESS, Grant
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.unroutable import Unroutable
+from stepwire_broker.erasures import Erasures
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.taps import Tap
@@ -59,6 +60,11 @@ class EnginePort(Protocol):
     def read_at_once(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a query on the event loop, for a few rows that were just committed. None if the query would have to
         wait."""
+        ...
+
+    @property
+    def erasures(self) -> Erasures:
+        """The erasures of this broker, outside of the core."""
         ...
 
     def prune(self) -> None:

@@ -22,6 +22,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     " `state`: auto",
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time:"
     " POST /v1/rules/remove",
+    HintCode.CANCEL_FIRST: "cancel it first: POST /v1/tasks/{task_id}/cancel, and wait until it has ended",
     HintCode.CONFIRM_SECOND_RUN: "pass `again`: true to run them a second time",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first:"
     " POST /v1/steps/{{step_id}}/resolve",

@@ -166,6 +166,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.counters.held,
     ),
     Metric(
+        "stepwire_erased_tasks_total",
+        "counter",
+        (),
+        "Tasks whose payloads an operator erased.",
+        lambda m: m.core.counters.erased,
+    ),
+    Metric(
         "stepwire_retries_total",
         "counter",
         (),

@@ -55,6 +55,7 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("POST", "/v1/breakers/{handler_class}"): NamespaceRule.WHOLE,
     ("POST", "/v1/database/prune"): NamespaceRule.WHOLE,
     ("POST", "/v1/database/backups"): NamespaceRule.WHOLE,
+    ("POST", "/v1/database/finish-erasures"): NamespaceRule.WHOLE,
     ("GET", "/v1/audit"): NamespaceRule.WHOLE,
     ("GET", "/v1/audit/head"): NamespaceRule.WHOLE,
     ("GET", "/v1/tap"): NamespaceRule.WHOLE,

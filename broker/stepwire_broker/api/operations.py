@@ -11,6 +11,7 @@ from stepwire_protocol import limits, messages, polling
 
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import RuleSettings
+from stepwire_broker.erasures import Finished
 from stepwire_broker.operator_commands import COMMANDS, NothingBody, OperatorCommand, ResolveBody
 from stepwire_broker.stages import requests
 
@@ -437,6 +438,13 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         ("POST", "/v1/database/prune"): Operation(
             "pruneDatabase", Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
+        ),
+        ("POST", "/v1/database/finish-erasures"): Operation(
+            "finishErasures",
+            Scope.ADMIN,
+            "End a run of erasures: move the write-ahead log into the database file, search the file for words of the"
+            " erased payloads, and rewrite the file if any is left.",
+            {200: Finished},
         ),
         ("POST", "/v1/database/backups"): Operation(
             "recordBackup",

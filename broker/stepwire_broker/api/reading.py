@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 from stepwire_protocol.messages import NULL
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import StepProgress
@@ -228,6 +229,7 @@ def workflows(queries: Queries, namespace: str | None, namespaces: tuple[str, ..
 
 
 def _task(row: TaskRow) -> dict[str, Any]:
+    erased_ms = erasing.erased_ms(row.labels)
     return {
         "task_id": row.id,
         "namespace": row.namespace,
@@ -237,7 +239,8 @@ def _task(row: TaskRow) -> dict[str, Any]:
         "attention": row.attention,
         "cancelling": bool(row.cancelling),
         "priority": row.priority,
-        "labels": NO_LABELS if row.labels is None else raw_or_null(row.labels),
+        "labels": NO_LABELS if row.labels is None or erased_ms is not None else raw_or_null(row.labels),
+        "erased_at": rfc3339_or_none(erased_ms),
         "idempotency_key": row.key,
         "created_at": rfc3339(row.created_ms),
         "finished_at": rfc3339_or_none(row.finished_ms),

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import patterns
 
+from stepwire_broker import private_files
 from stepwire_broker.core.answers.scopes import Scope, includes
 from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.model import principal
@@ -447,40 +448,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _generate(path: Path) -> bool:
     """Write a token file, completely or not at all. If another broker start has written the file meanwhile, that file
     stays, and the answer is False."""
-    unfinished = _unfinished(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return True
+    return private_files.make(path, secrets.token_urlsafe(TOKEN_BYTES) + "\n", TokenError)
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file, completely or not at all."""
-    unfinished = _unfinished(path, text)
-    try:
-        os.replace(unfinished, path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _unfinished(path: Path, text: str) -> Path:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise TokenError(f"{path} cannot be written: {error.strerror}") from None
-    return unfinished
+    private_files.replace(path, text, TokenError)
 
 
 def _line(path: Path, number: int, text: str) -> Line | None:

@@ -25,7 +25,7 @@ from .options import Options, StepwireGroup
 if TYPE_CHECKING:
     from stepwire_broker.core.definitions.settings import Settings
     from stepwire_broker.store.retention import Pruned
-    from stepwire_broker.store.sqlite.restore import RestoredBackup
+    from stepwire_broker.store.sqlite.restore import ErasedMs, RestoredBackup
     from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
@@ -197,16 +197,33 @@ def restore(options: Options, file: Path) -> None:
             wall_ms=_now_ms(),
             entropy=int.from_bytes(os.urandom(16), "big"),
             progress=show,
+            erased_ms=_erased_ms(settings),
         )
     output.one(options, restored, "\n".join(_restored_lines(path, file, restored)))
     for line in _next_lines(restored):
         output.note(options, line)
 
 
+def _erased_ms(settings: "Settings") -> "ErasedMs | None":
+    """Return the look-up in `security.erasures_file`; None if nothing was ever erased."""
+    from stepwire_broker.erasures_file import ErasuresFile
+    from stepwire_broker.security_key import SecurityKeyError, existing
+
+    path = Path(settings.security.erasures_file)
+    if not path.exists():
+        return None
+    try:
+        return ErasuresFile(path, existing(settings.security)).erased_ms
+    except SecurityKeyError as error:
+        raise Failure(Exit.FAILURE, str(error)) from None
+
+
 def _restored_lines(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
     made = "" if restored.made_ms is None else f", made {_time(restored.made_ms)}"
     yield f"restored {path} from {file}{made}: {counted(restored.open_tasks, 'open task')}"
     yield f"the deployment is now {restored.deployment}; in the backup it was {restored.deployment_before}"
+    if restored.erased_tasks:
+        yield f"{counted(restored.erased_tasks, 'task')} erased after the backup was made: erased again"
     if restored.held_steps:
         steps = counted(restored.held_steps, "at_most_once step")
         yield f"{steps} of {counted(restored.held_tasks, 'task')} held, reason `restored`"
@@ -219,6 +236,8 @@ def _next_lines(restored: "RestoredBackup") -> Iterator[str]:
     if restored.held_steps:
         yield "then find out for each held step whether it ran: stepwire step list --state held"
         yield "  then: stepwire step resolve STEP --completed JSON | --failed TEXT | --retry, with --reason TEXT"
+    if restored.erased_tasks and restored.replaced:
+        yield "erased payloads may still be in the backup and in the replaced files: remove these when you can"
     yield "tasks submitted after the backup are unknown now: if they are submitted again, they run again"
 
 

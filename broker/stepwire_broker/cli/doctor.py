@@ -75,6 +75,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from files(settings)
     yield from doctor_posture.of_settings(settings)
     yield from doctor_tls.tls(settings.http)
+    yield from doctor_tls.jwt(settings.http)
     yield from doctor_keys.keys(settings.bus)
     yield from doctor_audit.audit(settings)
     yield from broker(options, loaded)

@@ -22,6 +22,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.RELEASE_ANY_BREAKER: "return one to automatic control: stepwire breaker auto HANDLER",
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time:"
     " stepwire executor route MATCH --reset",
+    HintCode.CANCEL_FIRST: "pass --cancel to cancel it first and to wait until it has ended",
     HintCode.CONFIRM_SECOND_RUN: "pass --again to run them a second time",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first:"
     " stepwire step resolve STEP",

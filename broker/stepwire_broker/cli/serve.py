@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,6 +102,7 @@ async def _serve(
     from stepwire_broker.api.server import Server
 
     config_commands.check_database(loaded.settings)
+    _make_key(loaded.settings)
     tokens, listeners = _open_http(loaded.settings)
     broker = _engine(loaded.settings, tokens, listeners)
     systemd = Systemd()
@@ -129,6 +131,17 @@ async def _serve(
         signals.restore()
         systemd.close()
         listeners.close()
+
+
+def _make_key(settings: "Settings") -> None:
+    """Make the key file at the first start. A broker that can make none starts, unless a file needs an earlier key."""
+    from stepwire_broker.security_key import SecurityKeyError, ensure
+
+    try:
+        ensure(settings.security)
+    except SecurityKeyError as error:
+        if Path(settings.security.erasures_file).exists() or os.path.lexists(settings.security.key_file):
+            raise Failure(Exit.USAGE, str(error)) from None
 
 
 def _open_http(settings: "Settings") -> "tuple[Tokens, Listeners]":

@@ -13,15 +13,26 @@ from stepwire_protocol import messages as wire
 
 from stepwire_broker.core.model.live import Task
 
+from .answers import erasing
 from .answers.answers import CommandRefused
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
-from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout
+from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
 from .guards import allowance
-from .intake import auditing, commands, drain, grants, routing_rules, storing, submission, workflows
+from .intake import (
+    auditing,
+    commands,
+    drain,
+    erasure,
+    grants,
+    routing_rules,
+    storing,
+    submission,
+    workflows,
+)
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
@@ -72,6 +83,7 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
+TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 
 
 class Machine:
@@ -158,8 +170,13 @@ def _release(state: BrokerState, now: Now) -> None:
             _answer(state, send)
         elif isinstance(send, SendHandout):
             level0.released(state, send, now)
-        elif send.session.is_addressable and not any(task.rejected for task in send.about):
+        elif send.session.is_addressable and not any(task.rejected for task in send.about) and not _is_erased(send):
             decision.sends.append(ToWorker(send.session.topic, send.message))
+
+
+def _is_erased(send: SendMessage) -> bool:
+    """True for a copy of a step that waited for the commit that also erased its task."""
+    return isinstance(send.message, wire.Steps) and any(erasing.erased_ms(task.labels) for task in send.about)
 
 
 def _answer(state: BrokerState, send: SendAnswer) -> None:
@@ -292,7 +309,7 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     elif task is None:
         load_for(state, event.task_id, event)
     else:
-        commands.TASK_COMMANDS[type(event)](state, task, event, now)
+        TASK_COMMANDS[type(event)](state, task, event, now)
         residency.leave_if_final(state, task)
 
 
@@ -425,7 +442,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: commands.on_await,
     events.Forget: commands.on_forget,
-    **dict.fromkeys(commands.TASK_COMMANDS, _on_command),
+    **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
     **drain.COMMANDS,
     **auditing.COMMANDS,

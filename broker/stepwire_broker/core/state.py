@@ -70,6 +70,7 @@ class CoreCounters(Struct):
     breakers_opened: int = 0
     probes: int = 0
     ignored: int = 0
+    erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
     refused: dict[str, int] = {}  # by code
 

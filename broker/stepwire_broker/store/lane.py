@@ -39,6 +39,7 @@ from stepwire_broker.core.model.commit_group import (
     StepStderr,
     SubmissionOutcome,
     TaskChanged,
+    TaskErased,
     TaskNew,
     WorkflowNew,
     WorkflowOutcome,
@@ -77,6 +78,7 @@ class Rows(NamedTuple):
     steps_stderr: Sequence[StepStderr]
     tasks_changed: Sequence[TaskChanged]
     history: Sequence[HistoryRow]
+    erasures: Sequence[TaskErased] = ()  # written last: they replace payloads in rows of the same transaction too
 
 
 class WriteResult(NamedTuple):
@@ -181,7 +183,9 @@ class Lane:
         self._report = report
         self._faults = faults
         self._upkeep = upkeep
-        self._groups: queue.SimpleQueue[CommitGroup | Literal["look", "end"]] = queue.SimpleQueue()
+        self._groups: queue.SimpleQueue[CommitGroup | Callable[[], object] | Literal["look", "end"]] = (
+            queue.SimpleQueue()
+        )
         self._give_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
 
@@ -194,6 +198,10 @@ class Lane:
     def look(self) -> None:
         """Wake the upkeep, because it has something to do now."""
         self._groups.put("look")
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
+        self._groups.put(work)
 
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
@@ -234,8 +242,10 @@ class Lane:
                 continue
             if item == "end":
                 return None
-            if item != "look":
+            if isinstance(item, CommitGroup):
                 return item
+            if item != "look":
+                self._aside(item)
 
     def _aside(self, work: Callable[[], object]) -> Trouble | None:
         """Do work that may fail without harm, and return its trouble. Raises only if the database is broken."""
@@ -339,6 +349,8 @@ class Writing:
             tasks_new = [task for task in tasks_new if task.id not in left_out]
             steps_new = [step for step in steps_new if step.task_id not in left_out]
             history = [row for row in history if row.task_id not in left_out]
+        if group.parked:
+            writer.park(group.parked)
         writer.write(
             Rows(
                 tasks_new,
@@ -350,10 +362,9 @@ class Writing:
                 group.steps_stderr,
                 tasks_changed,
                 history,
+                group.erasures,
             )
         )
-        if group.parked:
-            writer.park(group.parked)
         if group.audit:
             writer.add_audit([_with_outcome(row, workflows) for row in group.audit])
         return WriteResult(verdict.outcomes, workflows, left_out, [])
@@ -386,7 +397,9 @@ class Writing:
         transaction."""
         writer = self._writer
         whole = WriteResult([], [], set(), [])
-        parked = list(group.parked)
+        parked: list[Parked] = []
+        if group.parked:
+            writer.park(group.parked)  # before an erasure of the same task
 
         def write(pieces: Sequence[Piece]) -> None:
             writer.savepoint()
@@ -458,6 +471,8 @@ def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
         by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
     for fact in group.history:
         by_task.setdefault(fact.task_id, empty()).history.append(fact)
+    for erasure in group.erasures:
+        by_task.setdefault(erasure.task_id, empty()).erasures.append(erasure)
     for row in group.audit:
         if row.part is not None and row.part[0] == "task":
             by_task.setdefault(int(row.part[1]), empty()).audit.append(row)
@@ -509,6 +524,7 @@ _LISTS: Final = (
     "steps_stderr",
     "tasks_changed",
     "history",
+    "erasures",
     "audit",
 )
 

@@ -39,6 +39,22 @@ class Readers(Protocol):
         """Let running queries finish, and cancel queries that have not begun."""
 
 
+class Cleaning(Protocol):
+    """The statements that end a run of erasures, on the writer's connection."""
+
+    def checkpoint(self) -> bool:
+        """Move the whole log into the database, and empty the log. False: a reader needs the log, so try again."""
+
+    def compact(self) -> None:
+        """Rewrite the whole database, so that its unused parts hold nothing. Takes seconds for each 100 MB."""
+
+    def unverified(self) -> int:
+        """Return the number of erasures since the file was last searched."""
+
+    def are_verified(self, count: int) -> None:
+        """Note that this number of erasures were searched for."""
+
+
 class Database(Protocol):
     """A database that one broker has locked and opened."""
 
@@ -50,6 +66,9 @@ class Database(Protocol):
 
     @property
     def readers(self) -> Readers: ...
+
+    @property
+    def cleaning(self) -> Cleaning: ...
 
     @property
     def pruning(self) -> PruneStatements: ...

@@ -42,6 +42,9 @@ class Queries(LoadQueries, Protocol):
     def task(self, task_id: int, outputs_bytes_max: int = limits.INTEGER_MAX) -> TaskRecord | None:
         """Return a whole task. Outputs are included in the order of the steps, up to `outputs_bytes_max` in sum."""
 
+    def erased_tasks(self) -> list[tuple[str, int]]:
+        """Return the uid of each erased task, and when it was erased. Reads every task."""
+
     def task_state(self, task_id: int) -> str | None: ...
 
     def namespace_of(self, number: int) -> str | None:

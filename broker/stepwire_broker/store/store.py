@@ -10,7 +10,7 @@ from stepwire_broker.core.definitions.settings import DatabaseSettings, Retentio
 from stepwire_broker.core.model.commit_group import CommitGroup
 
 from .lane import Faults, Lane, Report
-from .ports import LANE, Database, OpenDatabase
+from .ports import LANE, Cleaning, Database, OpenDatabase
 from .queries import Queries
 from .retention import Retention
 from .sqlite.database import open_database as open_sqlite
@@ -53,6 +53,21 @@ class Store:
         if self._retention is not None:
             self._retention.ask()
             self._lane.look()
+
+    def clean(self, work: Callable[[Cleaning], T]) -> Future[T]:
+        """Do work of erasures on the file between two groups, in the writer's thread. Groups wait meanwhile."""
+        assert self._lane is not None, "the store was not started"
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(self._database.cleaning))
+            except Exception as error:
+                future.set_exception(error)
+                raise  # the lane decides whether the database is broken
+
+        self._lane.aside(run)
+        return future
 
     def put(self, group: CommitGroup) -> None:
         """Queue a group. Groups are written in order. Never waits."""

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.input_mapping import task_result
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.states import TaskState
@@ -19,6 +20,9 @@ def result_of(queries: Queries, record: TaskRecord, workflow: Workflow, bytes_ma
     """Return the workflow's `output`, or the outputs of its last steps by name. Reads outputs missing in the record."""
     if record.task.state != TaskState.COMPLETED:
         return TaskResult(None)
+    erased_ms = erasing.erased_ms(record.task.labels)
+    if erased_ms is not None:
+        return TaskResult(erasing.marker(erased_ms))
     last = [workflow.steps[index].name for index in workflow.last]
     names = set(last) if workflow.output is None else {path[1] for _, path in workflow.output if path[0] != "context"}
     rows = [row for row in record.steps if row.name in names]

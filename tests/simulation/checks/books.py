@@ -146,6 +146,7 @@ class Books:
         self.steps: dict[int, StepBook] = {}
         self.audit_rows = 0  # committed rows of the audit
         self.tasks: dict[int, TaskBook] = {}
+        self.erased: dict[int, int] = {}  # by task: when it was erased
         self.open_tasks: set[int] = set()
         self.held: set[int] = set()
         self.acked_keys: dict[tuple[str, str], tuple[bytes, int]] = {}

@@ -22,6 +22,7 @@ from . import (
     counts,
     deliveries,
     dependencies,
+    erasure,
     history,
     level0,
     recovery,
@@ -63,7 +64,18 @@ _AFTER: Final = {
     "restored": "held",
 }
 _TASK_FACTS: Final = frozenset(
-    {"submitted", "activated", "paused", "resumed", "cancel_asked", "task_reopened", "operated", "noticed", "ended"}
+    {
+        "submitted",
+        "activated",
+        "paused",
+        "resumed",
+        "cancel_asked",
+        "task_reopened",
+        "operated",
+        "noticed",
+        "erased",
+        "ended",
+    }
 )
 
 
@@ -110,6 +122,7 @@ class Checks:
                 if output.output is not None:
                     results.check_output(books, output.id, output.output)
                     reports.check_stderr_kept(books, output.id, books.steps[output.id].completed_delivery)
+            erasure.check_committed(books, {row.task_id for row in rows.history})
 
     def _read_fact(self, task_id: int, fact: list[Any], dispatched: list[Dispatched]) -> None:
         kind = fact[0]
@@ -221,6 +234,8 @@ class Checks:
                     self.books.steps[task_id + 1 + fact[3]].held_as = None
                 if fact[2] == "resolve_completed":
                     self.books.resolved_outputs.add(task_id + 1 + fact[3])
+            case "erased":
+                erasure.note_erased(self.books, task_id, fact)
             case "ended":
                 task.state = fact[2]
                 dependencies.check_ended(self.books, task_id)
@@ -247,10 +262,12 @@ class Checks:
         books = self.books
         if message.batch_id in books.seen_batches:
             books.numbers["retransmitted"] += 1
+            erasure.check_sent(books, (step.task_id for step in message.steps))
             deliveries.check_resent(books, message)
             return
         books.seen_batches.add(message.batch_id)
         level0.note_sent_to_worker(books, message)
+        erasure.check_sent(books, (step.task_id for step in message.steps))
         for step in message.steps:
             if step.step_id >= FIRST:
                 dependencies.check_shadow(books, step)
@@ -262,6 +279,7 @@ class Checks:
         """A batch to a level-0 handler leaves the broker."""
         books = self.books
         message = _steps_level0(body)
+        erasure.check_sent(books, (step.task_id for step in message.steps))
         deliveries.check_level0_batch(books, to, message)
         level0.check_batch(books, message)
         books.seen_batches.add(message.batch_id)
@@ -403,5 +421,6 @@ class Checks:
         counts.check_recount(self.books)
         counts.check_released(self.books)
         submissions.check_kept(self.books)
+        erasure.check_all(self.books)
         audit.check_chain(self.books)
         history.check_replays(self.books)

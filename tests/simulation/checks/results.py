@@ -18,13 +18,17 @@ def check_step_fact(books: Books, task_id: int, step_id: int, fact: list[Any]) -
 
 def check_task_fact(books: Books, task_id: int, fact: list[Any]) -> None:
     state = books.tasks[task_id].state
-    if state in TASK_FINAL and fact[0] not in ("task_reopened", "operated"):
+    if task_id in books.erased:
+        books.fail("C an erased task stays as it is", f"task {task_id} was erased, and then {fact}")
+    if state in TASK_FINAL and fact[0] not in ("task_reopened", "operated", "erased"):
         books.fail("P3 a final state is final", f"task {task_id} was {state}, and then {fact}")
 
 
 def check_output(books: Books, step_id: int, output: bytes) -> None:
     """A step's stored output is one that a handler of that step returned for that delivery."""
     book = books.steps[step_id]
+    if books.world.tables.steps[step_id].stored.task_id in books.erased:
+        return  # erased in the transaction that completed it
     returned = books.outputs.get((step_id, book.completed_delivery), set())
     if output not in returned and step_id not in books.resolved_outputs:
         books.fail("P3 an outcome is what its handler returned", f"step {step_id} is stored with {output!r}")

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepwire_broker.core.answers.answers import Applied, CommandRefused, Done, TasksSubmitted
+from stepwire_broker.core.intake.erasure import ErasedTask
 from stepwire_broker.core.model import events
 
 from .books import Books
@@ -20,6 +21,9 @@ def check_answer(books: Books, command: Any, answer: Any) -> None:
         case Applied():
             if answer.workflow_id not in books.world.tables.workflows:
                 books.fail("P1 an applied workflow is stored", str(answer))
+        case ErasedTask():
+            if answer.task_id not in books.erased:
+                books.fail("P1 no answer is sent before its commit", f"{command}: {answer}")
         case Done():
             _check_done(books, command, answer)
         case CommandRefused():
@@ -34,7 +38,7 @@ def _check_stored(books: Books, command: events.SubmitTasks, answer: TasksSubmit
         if row is None:
             books.fail("P1 an acknowledged submission is stored", f"task {task_id} of {command.request}")
         workflow = books.workflow_of(task_id)
-        if workflow.name != new.workflow or row.context != new.context:
+        if workflow.name != new.workflow or (row.context != new.context and task_id not in books.erased):
             books.fail("P1 a task is stored whole", f"task {task_id} is not what was submitted: {row}")
         if len(tables.steps_of[task_id]) != len(workflow.steps):
             books.fail("P1 a task is stored whole", f"task {task_id} has {len(tables.steps_of[task_id])} steps")
@@ -75,7 +79,9 @@ def check_acknowledged(books: Books, submission: "Submission", answer: TasksSubm
         if new.key is not None:
             name = (new.namespace, new.key)
             known = books.acked_keys.setdefault(name, (new.digest, task_id))
-            if known != (new.digest, task_id):
+            if known[1] in books.erased:
+                books.acked_keys[name] = (new.digest, task_id)  # an erasure frees the key
+            elif known != (new.digest, task_id):
                 books.fail("P1 a key makes one task", f"{name} was acked as {known} and as {(new.digest, task_id)}")
 
 
@@ -89,7 +95,7 @@ def check_kept(books: Books) -> None:
     tables = books.world.tables
     for task_id, new in books.acked_tasks.items():
         row = tables.tasks.get(task_id)
-        if row is None or row.context != new.context:
+        if row is None or (row.context != new.context and task_id not in books.erased):
             books.fail("P1 nothing acknowledged is lost", f"task {task_id}")
     by_key = Counter((row.namespace, row.key) for row in tables.tasks.values() if row.key is not None)
     for name, count in by_key.items():

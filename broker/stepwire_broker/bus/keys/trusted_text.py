@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from stepwire_broker import private_files
+
 from .key_text import KeyFileError
 
 FILE_BYTES_MAX: Final = 64 * 1024
@@ -42,25 +44,13 @@ def check_directory(path: Path) -> None:
 
 def write_new(path: Path, text: str) -> None:
     """Create a file with mode 0600. Raises KeyFileError if it exists."""
-    unfinished = _unfinished(path, text)
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        raise KeyFileError(f"{path} exists already: name another file, or remove it") from None
-    except OSError as error:
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    if not private_files.make(path, text, KeyFileError):
+        raise KeyFileError(f"{path} exists already: name another file, or remove it")
 
 
 def replace(path: Path, text: str) -> None:
     """Replace a file, completely or not at all."""
-    unfinished = _unfinished(path, text)
-    try:
-        os.replace(unfinished, path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
+    private_files.replace(path, text, KeyFileError)
 
 
 def _read(path: Path, forbidden: int, remedy: str) -> str:
@@ -89,19 +79,3 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
         raise KeyFileError(
             f"{path} belongs to user {status.st_uid}: it must belong to user {os.geteuid()}, who runs this, or to root"
         )
-
-
-def _unfinished(path: Path, text: str) -> Path:
-    # The name begins with a dot, so that a reader of the directory ignores the file.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from None
-    return unfinished

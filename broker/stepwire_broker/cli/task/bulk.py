@@ -62,8 +62,10 @@ def run(
     dry_run: bool,
     limit: int | None,
     change: Change,
-) -> None:
-    """Change all tasks that are named or selected. Tasks of a filter are changed after a confirmation."""
+    ends: bool = True,
+) -> bool:
+    """Change all tasks that are named or selected. Tasks of a filter are changed after a confirmation. A refusal ends
+    the command; with `ends=False` the answer is False then."""
     with broker_client(options) as client:
         if task_ids:
             tasks = [client.task(task_id) for task_id in task_ids] if dry_run else []
@@ -74,14 +76,17 @@ def run(
         if not chosen:
             output.note(options, f"no matching task can be {verb.participle}")
             output.one(options, [], "") if options.output == "json" else None
-            return
+            return True
         if dry_run:
             _print_samples(options, verb, tasks)
-            return
+            return True
     if not task_ids:
         _confirm(options, verb, tasks)
     results = _change_all(options, verb, chosen, change)
-    _report(options, verb, results, len(chosen))
+    is_complete = _report(options, verb, results, len(chosen))
+    if ends and not is_complete:
+        leave(Exit.FAILURE)
+    return is_complete
 
 
 def _selected(client: Client, verb: Verb, values: Mapping[str, str | None], limit: int | None) -> list[dict[str, Any]]:
@@ -174,7 +179,7 @@ def _change_all(options: Options, verb: Verb, task_ids: list[int], change: Chang
     return loop.results
 
 
-def _report(options: Options, verb: Verb, results: list[dict[str, Any]], count: int) -> None:
+def _report(options: Options, verb: Verb, results: list[dict[str, Any]], count: int) -> bool:
     refused = [one for one in results if "error" in one]
     if options.output == "json":
         click.echo(msgspec.json.encode(results).decode())
@@ -187,8 +192,7 @@ def _report(options: Options, verb: Verb, results: list[dict[str, Any]], count: 
         output.echo(one["error"]["detail"], err=True)
     if len(refused) > SAMPLES_MAX:
         output.echo(f"… and {len(refused) - SAMPLES_MAX} more refusals: see -o json", err=True)
-    if refused or len(results) < count:
-        leave(Exit.FAILURE)
+    return not refused and len(results) == count
 
 
 def _count(tasks: list[dict[str, Any]]) -> str:

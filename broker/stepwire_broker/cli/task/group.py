@@ -18,6 +18,7 @@ _HERE = "stepwire_broker.cli.task"
         "pause": f"{_HERE}.commands:pause",
         "resume": f"{_HERE}.commands:resume",
         "retry": f"{_HERE}.commands:retry",
+        "erase": f"{_HERE}.erase:erase",
         "watch": f"{_HERE}.watch:watch",
         "events": f"{_HERE}.events:events",
     },

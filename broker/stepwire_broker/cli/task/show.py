@@ -82,6 +82,8 @@ def print_task(options: Options, document: dict[str, Any]) -> None:
         return
     click.echo(f"task {document['task_id']}  {document['namespace']}::{document['workflow']} {document['version']}")
     _print_state(document)
+    if document["erased_at"]:
+        step_texts.print_line("erased", f"{document['erased_at']}: the payloads of this task are gone")
     step_texts.print_line("key", own_key(document))
     step_texts.print_line("labels", ", ".join(f"{name}={value}" for name, value in document["labels"].items()) or None)
     for name in ("context", "result"):

@@ -34,6 +34,7 @@ class HintCode(enum.StrEnum):
     CONFIGURE_EXECUTOR = "configure_executor"
     CONFIGURE_RULES = "configure_rules"
     NAME_FOR_LEVEL0 = "name_for_level0"  # handler_class
+    CANCEL_FIRST = "cancel_first"  # task_id
     # send the command in another form
     CONFIRM_SECOND_RUN = "confirm_second_run"
     USE_NEW_KEY = "use_new_key"
@@ -81,6 +82,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time",
     HintCode.NAME_FOR_LEVEL0: "start a worker that offers {handler_class}, or add {handler_class} to"
     " bus.level0.handlers and restart the broker",
+    HintCode.CANCEL_FIRST: "cancel task {task_id}, wait until it has ended, then erase it",
     HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
     HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",

@@ -61,6 +61,9 @@ def replay(task_id: int, workflow: Workflow, history: Iterable[bytes]) -> Task:
         if isinstance(fact, facts.Completed):
             task.steps[fact.step].output_bytes = fact.output_bytes
             task.steps[fact.step].output = b"%d" % fact.output_crc32
+        elif isinstance(fact, facts.Erased):
+            for step in task.steps:
+                step.output = None if step.output is None else b"%d" % crc32(step.output)
     return task
 
 

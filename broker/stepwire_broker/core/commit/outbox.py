@@ -27,6 +27,7 @@ from stepwire_broker.core.model.commit_group import (
     StepStderr,
     Submission,
     TaskChanged,
+    TaskErased,
     WorkflowNew,
 )
 from stepwire_broker.core.model.events import Now
@@ -238,6 +239,9 @@ def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
     if task.facts:
         group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
         task.facts = []
+    if task.erase_ms is not None:
+        group.erasures.append(TaskErased(task.id, task.erase_ms))
+        task.erase_ms = None
     if task.dirty:
         task.dirty = False
         group.tasks_changed.append(task_changed(task, owner))

@@ -5,7 +5,7 @@ from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import Steps
 
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import StepBatch
+from stepwire_broker.core.model.live import StepBatch, Task
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import RetransmitDue
 
@@ -43,6 +43,22 @@ def retransmit(state: BrokerState, batch: StepBatch, now: Now) -> None:
 def resend(state: BrokerState, batch: StepBatch) -> bool:
     """Resend the batch without the deliveries that were withdrawn meanwhile: a worker that has not received the batch
     yet would start them. Return False if no delivery is left."""
+    if not _without_withdrawn(batch):
+        return False
+    state.decision.batches.append(batch)
+    return True
+
+
+def forget(state: BrokerState, task: Task) -> None:
+    """Remove the deliveries of a task that has ended from the bytes of batches that no worker has answered."""
+    for session in state.sessions.values():
+        for batch in list(session.unanswered_batches.values()):
+            if any(step.task is task for step in batch.steps):
+                _without_withdrawn(batch)
+
+
+def _without_withdrawn(batch: StepBatch) -> bool:
+    """Remove the withdrawn deliveries from the batch. Return False if no delivery is left."""
     current = [step for step in batch.steps if step.batch is batch]
     if len(current) < len(batch.steps):
         session = batch.session
@@ -58,5 +74,4 @@ def resend(state: BrokerState, batch: StepBatch) -> bool:
         ids = {step.id for step in current}
         left = [request for request in message.steps if request.step_id in ids]
         batch.frame = codec.frame(topic, msgspec.structs.replace(message, steps=left))
-    state.decision.batches.append(batch)
     return True

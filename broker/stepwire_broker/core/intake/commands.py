@@ -10,6 +10,7 @@ from msgspec import Raw
 from stepwire_protocol import sealed_payloads
 from stepwire_protocol.messages import ErrorDetail
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.answers.answers import CommandRefused, Done
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.dispatch.payloads import forget_fetched
@@ -176,6 +177,10 @@ def _retry_refused(state: BrokerState, task: Task, event: RetryTask) -> CommandR
     """Refuse a retry that is wrong for any states of the steps."""
     if (missing := state.router.refusal(task.workflow)) is not None:
         return no_executor(task.workflow, missing)
+    if erasing.erased_ms(task.labels) is not None:
+        return CommandRefused(
+            "wrong_state", f"task {task.id} is erased: its payloads are gone, so no step of it can run again"
+        )
     if event.from_step is not None and event.from_step not in task.workflow.by_name:
         names = tuple(sorted(task.workflow.by_name)[:20])
         return CommandRefused(

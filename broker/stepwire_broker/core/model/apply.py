@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from stepwire_broker.core.answers import erasing
+
 from . import facts
 from .facts import Fact
 from .live import (
@@ -239,6 +241,22 @@ def _noticed(task: Task, fact: facts.Noticed) -> None:
     task.attention = fact.attention
 
 
+def _erased(task: Task, fact: facts.Erased) -> None:
+    """Replace the payloads in memory. The rows are replaced by the store, in the same transaction."""
+    payload = erasing.marker(fact.at)
+    task.key = None
+    task.labels = task.context = payload
+    task.context_bytes = len(payload)
+    for step in task.steps:
+        if step.output_bytes:
+            step.output = payload
+            step.output_bytes = len(payload)
+        if step.error is not None:
+            step.error = payload
+        if step.reason is not None:
+            step.reason = erasing.code(step.reason)
+
+
 _BY_VALUE: Final[dict[str, TaskState]] = {state.value: state for state in TaskState}  # faster than TaskState(value)
 
 
@@ -272,6 +290,7 @@ _TASK: Final[dict[type[facts.TaskFact], Callable[..., None]]] = {
     facts.TaskReopened: _moved,
     facts.Operated: _operated,
     facts.Noticed: _noticed,
+    facts.Erased: _erased,
     facts.TaskEnded: _ended,
 }
 

@@ -126,6 +126,13 @@ class StepStderr(NamedTuple):
     text: str
 
 
+class TaskErased(NamedTuple):
+    """Replace the payloads in all rows of a task, in whatever table: see store/erasure.py."""
+
+    task_id: int
+    at_ms: int
+
+
 class HistoryRow(NamedTuple):
     """INSERT into history: the facts of one task in this group, in order."""
 
@@ -223,6 +230,7 @@ class CommitGroup(Struct):
     steps_stderr: list[StepStderr] = []
     tasks_changed: list[TaskChanged] = []
     history: list[HistoryRow] = []
+    erasures: list[TaskErased] = []  # after all other rows
     parked: list[Parked] = []
     audit: list[AuditNew] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps

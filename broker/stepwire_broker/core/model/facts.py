@@ -7,7 +7,8 @@ of the run as its worker measured it. `message` is one line, `<code>: <text>`, o
 characters. `by` is the name of the operator's token, or the beginning of its digest.
 
 `at` is UTC milliseconds. A step is named by its position in the task. A fact has no payload: a completed
-step's output is in its row, and the fact carries its size and CRC-32.
+step's output is in its row, and the fact carries its size and CRC-32. After an erasure the facts before it have no
+text of clients and handlers, see core/commit/scrubbing.py.
 """
 
 from typing import Final, TypeAlias
@@ -147,6 +148,13 @@ class Noticed(TaskFact, frozen=True, tag="noticed"):
     attention: str | None
 
 
+class Erased(TaskFact, frozen=True, tag="erased"):
+    """An operator erased the payloads of the task, which has ended."""
+
+    reason: str
+    by: str | None = None
+
+
 class TaskEnded(TaskFact, frozen=True, tag="ended"):
     state: str
 
@@ -173,6 +181,7 @@ Fact: TypeAlias = (
     | TaskReopened
     | Operated
     | Noticed
+    | Erased
     | TaskEnded
 )
 

@@ -156,6 +156,7 @@ class Task(Struct, gc=False, weakref=False, eq=False):
     dirty_steps: list[Step] = []  # steps whose rows must be written
     dirty: bool = False  # its own row must be written
     evicting: bool = False
+    erase_ms: int | None = None  # the open group erases its payloads, as of this time
     rejected: bool = False  # the database refused its rows: no message that depends on them may be sent
     resident_bytes: int = 0
 

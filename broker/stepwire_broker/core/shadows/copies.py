@@ -15,7 +15,7 @@ from stepwire_protocol.messages import Result, StepRequest
 from stepwire_broker.core import letters, takers
 from stepwire_broker.core.commit.outbox import SendMessage
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import Step
+from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import COMPLETED
 from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.reading import sealed_results
@@ -105,6 +105,21 @@ def real_ended(state: BrokerState, step: Step, now: Now) -> None:
     if shadow is not None and shadow.real is None:
         shadow.real = (str(step.state), step.output if step.state is COMPLETED else None)
         _compare(state, shadow, now)
+
+
+def forget(state: BrokerState, task: Task) -> None:
+    """Remove the copies of a task that is erased, and the texts of earlier comparisons. Late results count nothing."""
+    shadows = state.shadows
+    shadows.wanted = [wanted for wanted in shadows.wanted if wanted.step.task is not task]
+    for step in task.steps:
+        shadow = shadows.of_step.get(step.id)
+        if shadow is not None:
+            shadow.tally.not_compared += 1
+            shadow.copied = shadow.real = None
+            _end(state, shadow)
+    for tally in shadows.tallies.values():
+        for noted in [each for each in tally.lately if each.task_id == task.id]:
+            tally.lately.remove(noted)
 
 
 def expire(state: BrokerState, shadow: Shadow, now: Now) -> None:

@@ -7,6 +7,7 @@ from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.store.ports import ID_BLOCK, LANE
 
 from . import opening
+from .cleaning import SqliteCleaning
 from .migrate import migrate
 from .pruning import SqlitePruning
 from .queries import SqliteQueries
@@ -22,6 +23,7 @@ class SqliteDatabase:
         self.writer = writer
         self.readers = readers
         self.pruning = SqlitePruning(writer)
+        self.cleaning = SqliteCleaning(writer)
         self._lock = lock
 
     def lost(self) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 from stepwire_protocol import limits, patterns
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
@@ -47,6 +48,10 @@ class PageQueries(Reading):
             outputs = "output" if (outputs_bytes or 0) <= outputs_bytes_max else _FIRST_OUTPUTS
             steps = self._step_rows("steps.task_id = :task_id", values, "steps.position", outputs)
             return TaskRecord(tasks[0], context, steps)
+
+    def erased_tasks(self) -> list[tuple[str, int]]:
+        rows = self.execute("SELECT uid, labels FROM tasks WHERE labels LIKE '{\"erased\":%'").fetchall()
+        return [(uid, at_ms) for uid, labels in rows if (at_ms := erasing.erased_ms(labels)) is not None]
 
     def task_state(self, task_id: int) -> str | None:
         row = self.execute("SELECT state FROM tasks WHERE id = ?", (task_id,)).fetchone()

@@ -9,20 +9,22 @@ operator can find out.
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import stored_workflow
+from stepwire_broker.core.intake.erasure import erase_restored
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.commit_group import AuditNew, Committed
+from stepwire_broker.core.model.commit_group import Committed
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.model.states import TaskState
@@ -44,6 +46,10 @@ PAGE_TASKS: Final = 500
 LEASE_MS_DEFAULT: Final = 10_000
 IDS_UNKNOWN: Final = 1_000_000_000  # ids that may have been used since the backup, when their number is unknown
 
+ERASED_AGAIN: Final = "erased again by the restore of a backup"
+
+ErasedMs: TypeAlias = Callable[[str], int | None]  # when the task with this uid was erased
+
 RESTORED: Final = "restored"  # in `meta`: the time and the source of the restore
 
 
@@ -58,12 +64,22 @@ class RestoredBackup(Struct, frozen=True):
     held_tasks: int
     held_steps: int
     replaced: list[str]  # the new paths of the replaced files
+    erased_tasks: int = 0  # erased again
 
 
 def restore(
-    file: Path, path: Path, broker_id: str, *, may_replace: bool, wall_ms: int, entropy: int, progress: Progress
+    file: Path,
+    path: Path,
+    broker_id: str,
+    *,
+    may_replace: bool,
+    wall_ms: int,
+    entropy: int,
+    progress: Progress,
+    erased_ms: ErasedMs | None = None,
 ) -> RestoredBackup:
-    """Replace the database by a backup, while no broker runs. The replaced files are kept next to the database. After
+    """Replace the database by a backup, while no broker runs. Tasks that were erased after the backup, as `erased_ms`
+    tells by their uid, are erased again. The replaced files are kept next to the database. After
     an interruption either the old database is unchanged, or no broker starts until the restore is run again."""
     path = path.absolute()
     with _locked(path), closing(open_stored(file)) as source:
@@ -79,7 +95,7 @@ def restore(
             with closing(connect(built)) as copy:
                 copy_pages(source, copy, progress)
                 verify(copy, file, progress)
-            restored = _renewed(built, path, broker_id, wall_ms, entropy, progress)
+            restored = _renewed(built, path, broker_id, wall_ms, entropy, progress, erased_ms)
             sync(built)
             replaced = _swap(built, path, wall_ms)
         except OSError as error:
@@ -100,7 +116,15 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int, progress: Progress) -> RestoredBackup:
+def _renewed(
+    built: Path,
+    path: Path,
+    broker_id: str,
+    wall_ms: int,
+    entropy: int,
+    progress: Progress,
+    erased_ms: ErasedMs | None,
+) -> RestoredBackup:
     """Make the copy a new deployment: it reuses no earlier id or epoch, and holds every step that must not start
     twice."""
     connection = opening.open_writer(built)
@@ -113,24 +137,26 @@ def _renewed(built: Path, path: Path, broker_id: str, wall_ms: int, entropy: int
         replaced_heads = _heads_of(path)
         lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
         lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
+        writer = SqliteWriter(connection, built, lane_id, opened.epoch)
+        now = Now(0, wall_ms)
+        state = _core(broker_id, opened, now)
+        erased_tasks = 0 if erased_ms is None else _erase_again(state, writer, erased_ms, now)
+        if erased_tasks:
+            connection.execute("VACUUM")  # the unused parts of the file may hold erased payloads too
         detail = {"deployment_before": before, "made_ms": None if made is None else made[0], "replaced": replaced_heads}
-        held_tasks, held_steps = _hold(
-            SqliteWriter(connection, built, lane_id, opened.epoch),
-            broker_id,
-            opened,
-            wall_ms,
-            progress,
-            audit_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms),
-        )
+        detail["erased_tasks"] = erased_tasks
+        state.write_audit(audit_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
+        held_tasks, held_steps = _hold(state, writer, opened.open_tasks, now, progress)
         restored = RestoredBackup(
             made_ms=None if made is None else made[0],
             deployment_before=before,
             deployment=opened.deployment,
             epoch=opened.epoch,
-            open_tasks=opened.open_tasks,
+            open_tasks=SqliteQueries(connection).open_counts().tasks,
             held_tasks=held_tasks,
             held_steps=held_steps,
             replaced=[],
+            erased_tasks=erased_tasks,
         )
         note(connection, RESTORED, {"restored_ms": wall_ms, **msgspec.to_builtins(restored)})
     finally:
@@ -194,17 +220,8 @@ def _used_numbers(connection: sqlite3.Connection) -> UsedNumbers:
     )
 
 
-def _hold(
-    writer: SqliteWriter,
-    broker_id: str,
-    opened: Opened,
-    wall_ms: int,
-    progress: Progress,
-    restored: AuditNew,
-) -> tuple[int, int]:
-    """Hold every step that must not start twice, through the core and the lane, so that the history has the change.
-    Returns the numbers of tasks and steps."""
-    now = Now(0, wall_ms)
+def _core(broker_id: str, opened: Opened, now: Now) -> BrokerState:
+    """Return a core that changes stored tasks, so that the history has every change."""
     identity = Identity(broker_id, opened.epoch, opened.deployment, batch_key=b"")
     state = BrokerState.begin(Settings(), identity, opened, now)
     for row in opened.workflows:
@@ -212,8 +229,37 @@ def _hold(
             state.workflows[row.id] = stored_workflow(row)
         except InvalidWorkflow as error:
             raise StoreRefused(f"workflow {row.namespace}::{row.name} {row.version} cannot be read: {error}") from error
-    state.write_audit(restored)
-    _write(state, writer, now)
+    return state
+
+
+def _erase_again(state: BrokerState, writer: SqliteWriter, erased_ms: ErasedMs, now: Now) -> int:
+    """Erase the tasks that were erased after the backup. A task that is open in the backup is cancelled first. Returns
+    the number of tasks."""
+    count = after = 0
+    queries = SqliteQueries(writer.connection)
+    while page := writer.execute(
+        "SELECT id, uid, labels FROM tasks WHERE id > ? ORDER BY id LIMIT ?", (after, PAGE_TASKS)
+    ).fetchall():
+        after = page[-1][0]
+        chosen = [
+            task_id for task_id, uid, labels in page if erasing.erased_ms(labels) is None and erased_ms(uid) is not None
+        ]
+        if not chosen:
+            continue
+        tasks = _restored(state, queries, chosen)
+        for task in tasks:
+            erase_restored(state, task, ERASED_AGAIN, now)
+        _write(state, writer, now)
+        for task in tasks:
+            unlink(task)
+        count += len(chosen)
+    return count
+
+
+def _hold(state: BrokerState, writer: SqliteWriter, open_tasks: int, now: Now, progress: Progress) -> tuple[int, int]:
+    """Hold every step that must not start twice, through the core and the lane. Returns the numbers of tasks and
+    steps."""
+    _write(state, writer, now)  # the row of the audit
     held_tasks = held_steps = checked = after = 0
     queries = SqliteQueries(writer.connection)
     while task_ids := queries.open_task_ids(after, PAGE_TASKS):
@@ -229,7 +275,7 @@ def _hold(
         for task in tasks:
             unlink(task)
         checked += len(task_ids)
-        progress("tasks checked", checked, opened.open_tasks)
+        progress("tasks checked", checked, open_tasks)
     return held_tasks, held_steps
 
 

@@ -25,7 +25,7 @@ from stepwire_broker.store.audit_chain import START, AuditHead, linked
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
-from . import opening
+from . import erasing, opening
 from .statements import (
     AUDIT,
     CLAIM,
@@ -70,7 +70,7 @@ class SqliteWriter:
         self._position = 0
         self._pages = 0  # written to the log since the last checkpoint
         self._pages_laid_out = 0
-        self._lay_out()
+        self.lay_out()
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
@@ -154,6 +154,8 @@ class SqliteWriter:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
             self._write_history(rows.history)
+        if rows.erasures:
+            erasing.erase(run, rows.erasures)
 
     def _change_tasks(self, changed: Sequence[TaskChanged]) -> None:
         """Refuse to change a task that retention removed after it was read, so that no answer reports the change."""
@@ -262,9 +264,9 @@ class SqliteWriter:
             self._pages = 0
             self._execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         elif self._pages > self._pages_laid_out - PAGES_AHEAD:
-            self._lay_out()
+            self.lay_out()
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
         length = opening.lay_out_log(self._path)
         self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
 

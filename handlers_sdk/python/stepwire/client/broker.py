@@ -28,6 +28,12 @@ class BrokerCalls(Calls):
         document: dict[str, Any] = msgspec.json.decode(answer.body)
         return document
 
+    def finish_erasures(self) -> dict[str, Any]:
+        """Search the database file for words of the payloads that were erased, and rewrite the file if any is left.
+
+        `is_clean` in the answer: the search was complete and found nothing. Otherwise `hint` names the next action."""
+        return self._transport.post("/v1/database/finish-erasures", None, is_safe=True)
+
     def audit(
         self,
         *,

@@ -157,6 +157,12 @@ class TaskCalls(Calls):
         body = {"from_step": from_step, "again": again, "new_key": new_key, "reason": reason}
         return self._command(task_id, "retry", {name: value for name, value in body.items() if value}, is_safe=False)
 
+    def erase(self, task_id: int, reason: str) -> dict[str, Any]:
+        """Erase the payloads of a task that has ended. After the last task, call `finish_erasures`.
+
+        Returns `{"task_id", "state", "attention", "erased_at"}`. An erased task stays as it is."""
+        return self._command(task_id, "erase", {"reason": reason}, is_safe=True)
+
     def _task_of(self, task: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return self._task(**{**task, "key": task.get("key") or generated_key()})
