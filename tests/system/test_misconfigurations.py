@@ -87,7 +87,7 @@ REFUSED = {
     ),
     "HTTP elsewhere": Wrong(
         lambda at: settings("http.listen=0.0.0.0:0"),
-        "http.listen is '0.0.0.0:0', which other machines can reach, and tokens would travel unencrypted: listen on",
+        "http.listen is '0.0.0.0:0', which other machines can reach, and tokens would travel unencrypted: set http.tls",
     ),
     "tokens file, missing": Wrong(
         lambda at: settings("http.tokens_file=tokens"),
