@@ -138,8 +138,9 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         if Path(settings.http.socket).is_absolute():
             listeners = listening.listen_everywhere(settings.http)
         else:  # the default would be a file of the tests' working directory
-            certificates = listening.certificates_of(settings.http)
-            listeners = listening.Listeners(listening.listen(settings.http), certificates=certificates)
+            listeners = listening.Listeners(
+                listening.listen(settings.http), certificates=listening.certificates_of(settings.http)
+            )
         tokens = token.open_tokens(str(token_file))
         server = Server(broker, tokens, listeners, limits)
         await server.start()

@@ -55,9 +55,9 @@ MEMBERS_SHOWN: Final = (
 )
 MEMBERS: Final = frozenset(MEMBERS_SHOWN)
 
-NEVER: Final = "never"  # as the value of `expires`
 CERTIFICATE: Final = "cert:"
 NAME_CHARACTERS_MAX: Final = 256
+NEVER: Final = "never"  # as the value of `expires`
 
 _HASHED: Final = "sha256:"
 
@@ -79,10 +79,10 @@ class Grant(NamedTuple):
     handlers: tuple[str, ...] = (patterns.ANY,)
     labels: tuple[tuple[str, str], ...] = (principal.ANY_LABEL,)
     sessions: int = SESSIONS_DEFAULT
-    namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
-    roles: tuple[str, ...] = ()  # of its holder, for approvals
     via: Via = Via.TOKEN
     proof_ends_ms: int | None = None  # when the certificate or the signed token expires
+    namespaces: tuple[str, ...] = (patterns.ANY,)  # patterns of the only namespaces that the token reads and changes
+    roles: tuple[str, ...] = ()  # of its holder, for approvals
     rate: Rate = UNLIMITED
 
     @property
