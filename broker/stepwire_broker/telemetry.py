@@ -213,6 +213,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "certificate_refused", "error", "Changed files of http.tls cannot be used: the former certificate stays."
         ),
         _warning("certificate_expires", "at", "The certificate of http.tls expires within 14 days, or has expired."),
+        _warning("jwks_refused", "error", "The keys of http.jwt cannot be read again, so the former keys apply."),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
         _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),

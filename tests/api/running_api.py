@@ -139,7 +139,9 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
             listeners = listening.listen_everywhere(settings.http)
         else:  # the default would be a file of the tests' working directory
             listeners = listening.Listeners(
-                listening.listen(settings.http), certificates=listening.certificates_of(settings.http)
+                listening.listen(settings.http),
+                certificates=listening.certificates_of(settings.http),
+                jwt=listening.open_jwt(settings.http),
             )
         tokens = token.open_tokens(str(token_file))
         server = Server(broker, tokens, listeners, limits)

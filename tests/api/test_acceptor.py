@@ -50,7 +50,7 @@ def test_surplus_connections_without_a_valid_token_are_refused_and_others_are_an
     assert refused(api, "strangers_per_s") >= 1
 
 
-def test_a_surplus_connection_is_told_the_limit_and_its_owner(api: Api) -> None:
+def test_the_refusal_of_a_surplus_connection_names_the_limit_and_its_owner(api: Api) -> None:
     exhaust(api)
     for _ in range(100):
         status, headers, body = answer_to(api, head(WRONG, "GET /readyz"))

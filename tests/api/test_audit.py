@@ -153,6 +153,14 @@ def test_reads_of_payloads_leave_one_row_a_minute_for_each_principal_and_namespa
     assert "4111-1111" not in str(rows(api))
 
 
+def test_a_read_without_payloads_leaves_no_row(api: Api) -> None:
+    token = add_token(api.tokens.file, Grant("reader", frozenset({Scope.READ})))
+    api.on_loop(api.tokens.reload)
+    assert api.call("GET", f"/v1/tasks/{task(api)}", headers={"Authorization": f"Bearer {token}"}).status == 200
+    cancelled(api)  # its answer would wait for the row
+    assert rows(api, action="read_payloads") == []
+
+
 def test_a_changed_token_file_leaves_a_row_for_each_changed_token(api: Api) -> None:
     def noticed() -> None:
         api.tokens.reload()

@@ -414,6 +414,7 @@ def test_a_broker_begins_a_request_when_the_client_has_accepted_the_answer_befor
         answered = requests_to(api, "/v1/tasks/{task_id}")
         for _ in range(5):
             assert requests_to(api, "/v1/tasks/{task_id}") == answered < count
+            assert usage(api, "requests") == [1]  # the one for the metrics
         with connection.makefile("rb") as received:
             assert received.read().count(b"HTTP/1.1 200 OK") == count
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .__main__ import PACKAGE, names
-from .many_connections import run
+from .many_connections import of_http, run
 from .target import running_target
 
 
@@ -31,5 +31,5 @@ def test_an_attack_reports_what_honest_clients_saw() -> None:
 def test_memory_and_descriptors_of_a_broker_return_after_thousands_of_connections(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with running_target(tmp_path) as target:
-        report = run(target, 5_000)
+        report = run(target, 5_000, of_http(target))
     assert report["ok"], report

@@ -542,7 +542,7 @@ def test_the_sockets_have_the_options_of_the_protocol(ipc: BusSettings, context:
                 "TCP_KEEPALIVE_IDLE": (15, 15),
                 "TCP_KEEPALIVE_INTVL": (5, 5),
                 "TCP_KEEPALIVE_CNT": (3, 3),
-                "RCVHWM": (64, 32),
+                "RCVHWM": (64, 16),
                 "MAXMSGSIZE": (512, 8 * 1024 * 1024),
             }
             assert xpub.getsockopt(zmq.SNDHWM) == 1000

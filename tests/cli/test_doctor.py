@@ -3,14 +3,16 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stepwire_broker.cli import doctor
+from stepwire_broker.timestamps import rfc3339
 
-from .a_place import Ended, Place
+from .a_place import Ended, Place, stop
 
 OK, FAILURE = range(2)
 
@@ -142,11 +144,74 @@ def test_the_keys_of_the_bus_are_examined(empty: Place) -> None:
         assert text in texts, text
 
 
+def test_a_stored_workflow_with_a_probable_secret_is_named_without_its_value(empty: Place) -> None:
+    step = "{name: s, handler_class: h, handler_config: {bank: {api_key: sk_live_1, public_key: p, url: u}}}"
+    (empty.directory / "w.yaml").write_text(f"name: w\nsteps:\n  - {step}\n")
+    empty.environ["STEPWIRE_HTTP__LISTEN"] = ""
+    broker = empty.serve()
+    try:
+        assert empty.stepwire("workflow", "apply", "w.yaml").code == OK
+        done = empty.stepwire("doctor", "-o", "jsonl")
+    finally:
+        stop(broker.process)
+    found = findings(done)["workflows"]
+    text = "default::w 1, step s: handler_config.bank.api_key probably holds a secret, in plain text"
+    assert (done.code, found["state"], found["text"]) == (OK, "warning", text)
+    assert "sk_live_1" not in done.out
+
+
+def test_tokens_without_expiry_and_for_every_handler_are_named(empty: Place) -> None:
+    environ = {"STEPWIRE_HTTP__TOKENS_FILE": "tokens"}
+    for words in (["ci", "--scope", "read", "--expires", "never"], ["worker", "--scope", "work", "--expires", "30d"]):
+        assert empty.stepwire("token", "new", *words, **environ).code == OK
+    narrow = ["narrow", "--scope", "work", "--handlers", "shop.*", "--expires", "30d"]
+    assert empty.stepwire("token", "new", *narrow, **environ).code == OK
+    found = [
+        one["text"] for one in map(json.loads, empty.stepwire("doctor", "-o", "jsonl", **environ).out.splitlines())
+    ]
+    assert "the token 'ci' never expires" in found
+    assert "workers with the token 'worker' may offer every handler, and so receive every step" in found
+    assert not any("'narrow'" in text for text in found)
+    digits = {one["name"]: one["sha256"] for one in empty.stepwire("token", "list", "-o", "json", **environ).json}
+    uses = empty.directory / "tokens.uses"
+    uses.write_text(f"{digits['narrow']} 2026-01-01T00:00:00Z\n{digits['ci']} {rfc3339(time.time_ns() // 1_000_000)}\n")
+    examined = empty.stepwire("doctor", **environ).out
+    assert "the token 'narrow' was not used since 2026-01-01T00:00:00" in examined
+    assert "the token 'ci' was not used" not in examined
+
+
+@pytest.mark.parametrize(
+    ("setting", "state", "text"),
+    [
+        (
+            {"EXECUTORS__EXEC__COMMANDS": '{"a": ["true"]}'},
+            "note",
+            "1 command of executors.exec runs as the broker",
+        ),
+        ({"BUS__ALLOW_INSECURE": "true"}, "warning", "bus.allow_insecure is set, and no listener needs it"),
+        ({"HTTP__ALLOW_INSECURE": "true"}, "warning", "http.allow_insecure is set: tokens may travel unencrypted"),
+        (
+            {"BUS__STEPS": "tcp://127.0.0.1:1", "BUS__RESULTS": "tcp://127.0.0.1:2"},
+            "warning",
+            "every user of this host",
+        ),
+    ],
+)
+def test_settings_that_open_the_broker_are_named(empty: Place, setting: dict[str, str], state: str, text: str) -> None:
+    environ = {f"STEPWIRE_{name}": value for name, value in setting.items()}
+    found = list(map(json.loads, empty.stepwire("doctor", "-o", "jsonl", **environ).out.splitlines()))
+    assert [one["state"] for one in found if text in one["text"]] == [state]
+
+
 @pytest.mark.parametrize(
     ("break_it", "about", "text"),
     [
         (lambda keys: (keys / "server.key").chmod(0o640), "bus.curve.secret_file", "chmod 600"),
-        (lambda keys: (keys / "server.key").unlink(), "bus.curve.secret_file", "cannot be read: No such file"),
+        (
+            lambda keys: (keys / "server.key").unlink(),
+            "bus.curve.secret_file",
+            "server.key does not exist: `stepwire keys init`",
+        ),
         (lambda keys: (keys / "clients").chmod(0o777), "bus.curve.clients_dir", "can be written by other users"),
         (lambda keys: (keys / "clients/shop").write_text("public=x"), "bus.curve.clients_dir", "`public` is no key"),
         (lambda keys: (keys / "clients/shop").chmod(0o666), "bus.curve.clients_dir", "chmod go-w"),

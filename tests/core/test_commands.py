@@ -201,7 +201,8 @@ def test_pausing_a_paused_task_and_resuming_a_running_one_changes_nothing() -> N
     world, task_id, _ = dispatched()
     groups = len(world.groups)
     assert world.ask(ResumeTask, task_id=task_id) == Done(task_id, "running")
-    assert len(world.groups) == groups
+    assert len(world.groups) == groups + 1, "only the row of the audit is written"
+    assert (world.groups[-1].audit[0].outcome, world.groups[-1].tasks_changed) == ("unchanged", [])
     world.ask(PauseTask, task_id=task_id)
     assert world.ask(PauseTask, task_id=task_id) == Done(task_id, "paused")
 

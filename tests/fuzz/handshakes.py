@@ -7,6 +7,7 @@ exception, `/livez` took longer than LIVEZ_MS_MAX, the database has an error, or
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -25,7 +26,7 @@ import zmq
 from stepwire_broker.bus.keys import server_key
 from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
 
-from tests.attacks.bus_peers import TCP
+from tests.attacks.listeners import TCP
 from tests.attacks.target import Target, running_target
 from tests.bus.strangers import GREETING, connected, frame, ready
 
@@ -119,10 +120,11 @@ def recorded_hello(server: KeyPair) -> bytes:
 class Fuzzer:
     """Sends handshakes to one broker."""
 
-    def __init__(self, target: Target, seed: str, hello: bytes) -> None:
+    def __init__(self, target: Target, seed: str, hello: bytes, seconds: float) -> None:
         self._target = target
         self._seed = seed
         self._hello = hello
+        self._ends_s = time.monotonic() + seconds
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
 
@@ -136,6 +138,8 @@ class Fuzzer:
     def _send(self, numbers: range) -> None:
         peers: list[socket.socket] = []
         for number in numbers:
+            if time.monotonic() > self._ends_s:
+                break
             rng = random.Random(f"{self._seed}.{number}")
             if len(peers) >= OPEN_MAX:
                 _close(peers.pop(0), rng)
@@ -174,7 +178,7 @@ def _close(peer: socket.socket, rng: random.Random) -> None:
     peer.close()
 
 
-def fuzz(directory: Path, seed: int, count: int, *, with_keys: bool) -> dict[str, Any]:
+def fuzz(directory: Path, seed: int, count: int, seconds: float = math.inf, *, with_keys: bool) -> dict[str, Any]:
     """The report about one broker."""
     server = server_key.init(directory / "server.key", directory / "clients")
     pair, settings = new_pair(), dict(TCP)
@@ -188,7 +192,7 @@ def fuzz(directory: Path, seed: int, count: int, *, with_keys: bool) -> dict[str
     livez_ms: list[float] = []
     ended = threading.Event()
     with running_target(directory, settings) as target:
-        fuzzer = Fuzzer(target, f"{seed}.{with_keys}", recorded_hello(server))
+        fuzzer = Fuzzer(target, f"{seed}.{with_keys}", recorded_hello(server), seconds)
         probing = threading.Thread(target=_probe, args=(target, ended, livez_ms, fuzzer.faults))
         probing.start()
         rss_mb, files = target.rss_mb(), target.files()
@@ -273,11 +277,11 @@ def _until(condition: Callable[[], bool]) -> bool:
     return True
 
 
-def run(seed: int, count: int) -> list[dict[str, Any]]:
+def run(seed: int, count: int, seconds: float) -> list[dict[str, Any]]:
     reports = []
     for with_keys in (False, True):
         with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
-            reports.append(fuzz(Path(directory), seed, count // 2, with_keys=with_keys))
+            reports.append(fuzz(Path(directory), seed, count // 2, seconds / 2, with_keys=with_keys))
     return reports
 
 
@@ -285,8 +289,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.handshakes", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop before COUNT after this time")
     options = parser.parse_args()
-    reports = run(options.seed, options.count)
+    reports = run(options.seed, options.count, options.seconds)
     print(json.dumps(reports, indent=1))
     return 1 if any(each["faults"] or each["livez_ms_max"] > LIVEZ_MS_MAX for each in reports) else 0
 

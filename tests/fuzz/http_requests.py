@@ -9,8 +9,8 @@ from stepwire_broker.api.operations import OPERATIONS
 from .mutations import POISON, mutated, of_bytes
 
 WORKER: Final = "fuzz:0123456789abcdef"
-_CALL: Final = {"worker": WORKER, "session": "s" * 16, "n": 1}
-_RESULT: Final = {"step_id": 2, "delivery": 1, "status": "ok", "output": {"seats": 2}}
+_CALL: Final = {"worker": WORKER, "session": "1.1", "n": 1}
+_RESULT: Final = {"step_id": 2, "delivery": 1, "status": "completed", "output": {"seats": 2}}
 _TASK: Final = {"workflow": "order", "context": {"cents": 1200}, "labels": {"region": "eu"}}
 
 BODIES: Final[dict[tuple[str, str], Any]] = {
@@ -23,18 +23,19 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
         "name": "fuzzed",
         "version": "1",
         "steps": [
-            {"name": "a", "handler_class": "fuzz.a", "max_attempts": 3, "timeout_ms": 1000},
+            {"name": "a", "handler_class": "fuzz.a"},
             {"name": "b", "handler_class": "fuzz.b", "depends_on": ["a"], "delivery_mode": "at_most_once"},
         ],
     },
     ("POST", "/v1/workers/{worker}/drain"): {"quit": False},
-    ("POST", "/v1/worker/lease"): {**_CALL, "handlers": ["fuzz.a"], "slots": 2, "wait_ms": 50, "holding": [[2, 1]]},
-    ("POST", "/v1/worker/heartbeat"): {**_CALL, "holding": [[2, 1]], "progress": []},
+    ("POST", "/v1/worker/lease"): {**_CALL, "handlers": ["fuzz.a"], "slots": 2, "wait_ms": 50},
+    ("POST", "/v1/worker/heartbeat"): {**_CALL, "progress": []},
     ("POST", "/v1/worker/start"): {**_CALL, "items": [[2, 1]]},
     ("POST", "/v1/worker/results"): {**_CALL, "results": [_RESULT]},
     ("POST", "/v1/worker/bye"): {**_CALL, "reason": "end"},
     ("POST", "/v1/rules"): {"match": "fuzz::**", "executor": "bus", "canary": {"percent": 5, "executor": "bus"}},
     ("POST", "/v1/rules/remove"): {"match": "fuzz::**"},
+    ("POST", "/v1/database/backups"): {"file": "monday.db"},
     ("POST", "/v1/breakers/{handler_class}"): {"state": "closed", "reason": "seen"},
 }
 PARAMETERS: Final = {

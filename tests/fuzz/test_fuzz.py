@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from stepwire_broker.api.operations import OPERATIONS
 
+from tests.api.running_api import running, settings_in
+
 from . import handshakes, http_bodies
 from .http_requests import BODIES, request
+
+NAMES = {"task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "handler_class": "fuzz.a"}
 
 
 def test_hostile_requests_to_every_operation_harm_nothing() -> None:
@@ -28,3 +32,13 @@ def test_each_operation_with_a_body_has_an_example_to_mutate() -> None:
 
 def test_a_seed_gives_the_same_request_again() -> None:
     assert request(random.Random("1.7"), 7) == request(random.Random("1.7"), 7)
+
+
+def test_a_body_that_is_no_unicode_is_a_bad_request_for_each_operation(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with running(tmp_path, settings_in(tmp_path)) as api:
+        for method, path in BODIES:
+            for name, value in NAMES.items():
+                path = path.replace(f"{{{name}}}", value)
+            for body in (b'{"\xff": 1}', b'{"a": "\xed\xa0\x80"}', b'{"a":' * 2_000):
+                assert api.call(method, path, body).status == 400, (path, body)

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from . import audit, sbom
 
 ROOT = Path(__file__).parents[2]
-LOCKS = {"broker": ("broker",), "dev": ("broker", "dev")}
+LOCKS = {"broker": ("broker",), "dev": ("broker", "sealed", "dev")}
 
 
 def normal(name: str) -> str:

@@ -131,6 +131,7 @@ def test_a_step_whose_secret_is_missing_fails_with_its_name_and_its_handler_is_n
 def test_a_lease_that_ends_while_a_secret_is_read_gives_the_step_back(broker):
     """A slow resolver must not let two workers run a step."""
     called = []
+    asked = threading.Event()
     worker = Worker(steps="ipc://s", results="ipc://r", name="test", secrets=lambda name: slow())
     worker.handler("pay")(lambda ctx: called.append(1))
     worker.start()
@@ -140,12 +141,13 @@ def test_a_lease_that_ends_while_a_secret_is_read_gives_the_step_back(broker):
         assert thread is not None
         for call in thread._calls.values():
             call.run.lease.until_ms = 0.0  # as after 10 s without an ack
+        asked.set()
         return "value"
 
     try:
         broker.until_welcomed()
         broker.run(step(1, handler="pay", handler_config=CONFIG))
-        broker.until(lambda: thread_holds(worker) == [])
+        broker.until(lambda: asked.is_set() and thread_holds(worker) == [])
     finally:
         worker.stop(drain_ms=100)
     assert called == []
@@ -201,6 +203,19 @@ def test_a_progress_note_holds_no_value_of_a_secret(broker, worker):
     broker_has_it.set()
     (progress,) = [m for m in broker.received if isinstance(m, Progress)]
     assert progress.items[0][4] == "using [secret stripe/live]"
+
+
+def test_an_exception_without_a_text_is_logged_in_a_process_with_secrets(caplog):
+    class Untextual(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fail(ctx: Context) -> None:
+        raise Untextual
+
+    outcome = testing.run(fail, config={"key": {"$secret": "stripe/live"}}, secrets={"stripe/live": KEY})
+    assert outcome.error.message == "Untextual"
+    assert caplog.records
 
 
 def test_an_output_holds_no_value_of_a_secret():

@@ -60,7 +60,7 @@ class Acceptor:
         self._silent: dict[_Silent, None] = {}  # the oldest first
         self._selector = selectors.DefaultSelector()
         self._is_closed = False
-        self._strangers = _Allowance(connections.limits.strangers_per_s)
+        self._strangers = _NewStrangers(connections.limits.strangers_per_s)
         self._serving: set[asyncio.Task[None]] = set()
         self._checking: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._selector.fileno(), self._on_first_bytes)
@@ -187,7 +187,7 @@ class _Silent:
         self.connection.close()
 
 
-class _Allowance:
+class _NewStrangers:
     """A number of connections per second."""
 
     def __init__(self, per_s: int) -> None:

@@ -13,9 +13,10 @@ from starlette.types import Scope as AsgiScope
 
 from stepwire_broker.core.answers.scopes import Scope
 
-from . import client_certificates
+from . import client_certificates, jwt_tokens
 from .http import CONNECTION, GRANT
 from .http_problems import HttpProblem, admin_elsewhere, unauthorized
+from .jwt_tokens import JwtTokens
 from .refusal_log import RefusalLog
 from .replies import send_problem
 from .request_counts import RequestCounts
@@ -35,10 +36,12 @@ class AccessControl:
         requests: RequestCounts,
         *,
         is_strict: bool = False,
+        jwt: JwtTokens | None = None,
     ) -> None:
         """`is_strict`: the scope admin counts only on the Unix socket."""
         self._app = app
         self._is_strict = is_strict
+        self._jwt = jwt
         self._requests = requests
         self._tokens = tokens
         self._hosts = hosts
@@ -51,17 +54,19 @@ class AccessControl:
             return  # the client has disconnected meanwhile
         send = self._refusals.noting(scope, self._requests.counting(scope, send))
         try:
-            self._check(scope)
+            await self._check(scope)
         except HttpProblem as problem:
             await send_problem(_closing(send), problem)
             return
+        if CONNECTION not in scope:
+            return  # the client has disconnected while the keys of its token were read
         if GRANT in scope:
             scope[CONNECTION].present_token(scope[GRANT].name)
         else:
             send = _closing(send)
         await self._app(scope, receive, send)
 
-    def _check(self, scope: AsgiScope) -> None:
+    async def _check(self, scope: AsgiScope) -> None:
         if scope["path"] in OPEN_PATHS:  # the answer holds no data, and probers do not send a configured Host
             return
         host = origin = authorization = None
@@ -95,18 +100,21 @@ class AccessControl:
         if authorization is None and certificate is not None:
             grant = client_certificates.grant_of(self._tokens, certificate)
         else:
-            grant = self._of_token(authorization)
+            grant = await self._of_token(authorization)
         if self._is_strict and Scope.ADMIN in grant.scopes:
             raise admin_elsewhere(grant)
         scope[GRANT] = grant
 
-    def _of_token(self, authorization: bytes | None) -> Grant:
+    async def _of_token(self, authorization: bytes | None) -> Grant:
         if authorization is None or authorization[:7].lower() != _BEARER:
             lacks = (
                 "no token" if authorization is None else "an Authorization header that does not begin with `Bearer `"
             )
             raise unauthorized(f"the request carries {lacks}")
-        grant = self._tokens.admit(authorization[7:].strip())
+        token = authorization[7:].strip()
+        if self._jwt is not None and jwt_tokens.has_form(token):
+            return await self._jwt.admit(token)
+        grant = self._tokens.admit(token)
         if grant is None:
             raise unauthorized("the token is unknown to this broker, or has expired")
         return grant

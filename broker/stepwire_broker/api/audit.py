@@ -2,10 +2,10 @@
 
 from typing import Final
 
-import msgspec
 from msgspec import Raw, Struct
 
 from stepwire_broker.core.intake.auditing import ActionRecorded, RecordAction
+from stepwire_broker.stages import requests
 from stepwire_broker.store.audit_chain import AuditRow
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import AuditFilter
@@ -81,10 +81,7 @@ async def head(call: HttpCall) -> Reply:
 async def record_backup(call: HttpCall) -> Reply:
     """Record a backup before it is made, so that the backup contains its own row."""
     call.query()
-    try:
-        body = msgspec.json.decode(await call.body(BODY_BYTES_MAX), type=BackupBody)
-    except msgspec.MsgspecError as error:
-        raise HttpProblem(400, "bad_field", str(error)) from None
+    body = requests.read_body(await call.body(BODY_BYTES_MAX), BackupBody, BODY_BYTES_MAX)
     await record(call, "backup_database", f"file {body.file[:200]}")
     heads = await _heads(call)
     call.broker.audit.log_heads()

@@ -9,6 +9,9 @@ from stepwire_broker import posture
 from stepwire_broker.core.definitions.settings import HttpSettings
 from stepwire_broker.errors import BrokerError
 
+from . import jwt_keys
+from .jwt_keys import JwtError, JwtKeys
+from .jwt_tokens import JwtTokens
 from .local_socket import LocalSocket, SocketUnavailable
 from .tls_files import Certificates, TlsError, open_certificates
 
@@ -26,6 +29,7 @@ class Listeners(NamedTuple):
     local: LocalSocket | None = None
     trouble: str | None = None
     certificates: Certificates | None = None  # with them, `tcp` speaks https only
+    jwt: JwtTokens | None = None  # verifies the signed tokens of `http.jwt`
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -66,14 +70,14 @@ def listen_everywhere(settings: HttpSettings, *, is_strict: bool = False) -> Lis
 
     A broker whose Unix socket cannot be used, for example because another broker of the same directory has it, is
     served on `http.listen` only."""
-    certificates = certificates_of(settings)
+    certificates, jwt = certificates_of(settings), open_jwt(settings)
     tcp = None if settings.listen is None else listen(settings, is_strict=is_strict)
     try:
-        return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG), certificates=certificates)
+        return Listeners(tcp, LocalSocket(Path(settings.socket), BACKLOG), certificates=certificates, jwt=jwt)
     except SocketUnavailable as error:
         if tcp is None:
             raise ListenError(str(error)) from None
-        return Listeners(tcp, trouble=str(error), certificates=certificates)
+        return Listeners(tcp, trouble=str(error), certificates=certificates, jwt=jwt)
 
 
 def certificates_of(settings: HttpSettings) -> Certificates | None:
@@ -82,6 +86,19 @@ def certificates_of(settings: HttpSettings) -> Certificates | None:
         return open_certificates(settings.tls)
     except TlsError as error:
         raise ListenError(str(error)) from None
+
+
+def open_jwt(settings: HttpSettings) -> JwtTokens | None:
+    """The verifier of `http.jwt` with the issuer's keys, None without this setting. Raises ListenError."""
+    if not settings.jwt.is_on:
+        return None
+    try:
+        jwt_keys.check(settings.jwt)
+        keys = JwtKeys(settings.jwt)
+        keys.load()
+    except JwtError as error:
+        raise ListenError(str(error)) from None
+    return JwtTokens(settings.jwt, keys)
 
 
 def listen(settings: HttpSettings, *, is_strict: bool = False) -> socket.socket:

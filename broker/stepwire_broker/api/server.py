@@ -18,13 +18,14 @@ from .app import Application
 from .engine_port import EnginePort
 from .handshake import Handshakes
 from .limits import HttpLimits, limits_of
-from .listening import BACKLOG, Listeners, address_of
+from .listening import Listeners, address_of
 from .protocol import BoundedProtocol
 from .replies import closing_answer, problem_reply
 from .shares import OF_BROKER
 from .token import Tokens
 
 KEEP_ALIVE_S: Final = 75
+UVICORN_BACKLOG: Final = 1024  # of sockets that uvicorn accepts from, as many in one turn of the loop
 STOP_TIMEOUT_S: Final = 5
 
 log: Final = structlog.get_logger("stepwire.api")
@@ -50,6 +51,7 @@ class Server:
             hosts,
             self._application.requests,
             is_strict=broker.settings.security.strict,
+            jwt=listeners.jwt,
         )
         self._tokens = tokens
         self._watching: list[asyncio.Task[None]] = []
@@ -86,8 +88,12 @@ class Server:
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
         create_task = asyncio.get_running_loop().create_task
-        watching = token_watch.watch(self._tokens, self._application.shares, self._application.notes)
+        watching = token_watch.watch(
+            self._tokens, self._application.shares, self._application.notes, self._listeners.jwt
+        )
         self._watching.append(create_task(watching, name="tokens"))
+        if self._listeners.jwt is not None:
+            self._watching.append(create_task(self._listeners.jwt.keys.watch(), name="jwks"))
         if self._handshakes is not None:
             self._watching.append(create_task(tls_watch.watch(self._handshakes.certificates), name="certificates"))
 
@@ -117,7 +123,7 @@ def _config(app: access.AccessControl, make_protocol: Any) -> uvicorn.Config:
         log_level=None,
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
+        backlog=UVICORN_BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )

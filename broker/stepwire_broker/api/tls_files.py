@@ -20,7 +20,7 @@ class TlsError(BrokerError):
     """A file of `http.tls` cannot be used. The message names the setting, the file, the fault and the remedy."""
 
 
-class Reading(NamedTuple):
+class CertificateReading(NamedTuple):
     """The content of the files at one moment."""
 
     context: ssl.SSLContext
@@ -52,11 +52,11 @@ class Certificates:
         self.current = read(self._settings)
         return True
 
-    def read(self) -> Reading:
+    def read(self) -> CertificateReading:
         """Read the files without using them. Raises TlsError."""
         return read(self._settings)
 
-    def use(self, reading: Reading) -> None:
+    def use(self, reading: CertificateReading) -> None:
         self._marks = _marks(self._settings)
         self.current = reading
 
@@ -70,7 +70,7 @@ def open_certificates(settings: TlsSettings) -> Certificates | None:
     return None
 
 
-def read(settings: TlsSettings) -> Reading:
+def read(settings: TlsSettings) -> CertificateReading:
     """Read and check the files. Raises TlsError."""
     cert_file, key_file = settings.cert_file, settings.key_file
     if cert_file is None or key_file is None:
@@ -92,7 +92,7 @@ def read(settings: TlsSettings) -> Reading:
     if settings.client_ca_file is not None:
         _accept_clients(context, settings.client_ca_file)
     names = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind in HOSTS_OF_TYPES)
-    return Reading(context, names, _ms(certificate["notBefore"]), _ms(certificate["notAfter"]))
+    return CertificateReading(context, names, _ms(certificate["notBefore"]), _ms(certificate["notAfter"]))
 
 
 def _accept_clients(context: ssl.SSLContext, file: str) -> None:
@@ -130,7 +130,7 @@ def _text_of_pair(settings: TlsSettings, error: OSError) -> str:
 
 def _refuse_passphrase() -> NoReturn:
     raise TlsError(
-        "http.tls.key_file is encrypted with a passphrase, which nobody can enter when a broker starts: store the key "
+        "http.tls.key_file is encrypted with a passphrase, and a broker cannot ask for it: store the key "
         "without one (openssl pkey -in KEY -out NEW), in a file with mode 0600"
     )
 

@@ -8,7 +8,7 @@ import structlog
 
 from stepwire_broker.timestamps import rfc3339
 
-from .tls_files import Certificates, Reading, TlsError
+from .tls_files import CertificateReading, Certificates, TlsError
 
 CHECK_S: Final = 60.0
 DAY_MS: Final = 24 * 3600 * 1000
@@ -34,7 +34,7 @@ async def watch(certificates: Certificates) -> None:
             log.error("certificate_refused", error=str(error))
 
 
-def ends_soon(reading: Reading, now_ms: int) -> bool:
+def ends_soon(reading: CertificateReading, now_ms: int) -> bool:
     return reading.expires_ms - now_ms <= EXPIRES_SOON_MS
 
 

@@ -239,7 +239,10 @@ class Tokens:
         return [_stamp(path) for path in (self.file, *self._more)]
 
     def _read(self) -> tuple[Line, ...]:
-        lines = [] if self._is_strict and not self.file.exists() else read_lines(self.file)
+        if not self.file.exists() and not self._is_strict:
+            text = "cannot be read: No such file or directory; create a token: stepwire token new NAME"
+            raise TokenError(f"{self.file} {text}")
+        lines = read_lines(self.file) if self.file.exists() else []
         if not lines and not self._is_strict:
             raise TokenError(f"{self.file} holds no token: write one per line")
         _check_strict(self.file, lines if self._is_strict else [])

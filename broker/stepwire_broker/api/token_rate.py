@@ -54,7 +54,7 @@ def _amount(name: str, text: str) -> int:
 
 
 class Allowances:
-    """What the tokens with a rate may use at this moment.
+    """The allowances of the tokens that have a rate.
 
     A request is refused while something that it uses is overdrawn, and pays afterwards. So a batch with more steps than
     the rate allows per second is accepted, and the next one waits until the steps are paid."""

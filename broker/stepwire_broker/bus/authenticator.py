@@ -24,6 +24,7 @@ VERSION: Final = b"1.0"
 ADMITTED: Final = b"200"
 REFUSED: Final = b"300"
 REFUSALS_KEPT_MAX: Final = 256
+ANSWERED_AT_ONCE_MAX: Final = 1_000  # requests for one wait
 
 # The ZAP domains of the listeners. The domain, and not the peer, states how a connection proves its identity.
 IPC_DOMAIN: Final = b"stepwire.ipc"
@@ -114,8 +115,16 @@ class Authenticator:
             ready = dict(poller.poll())
             if self._stopped in ready:
                 return
-            request = self._socket.recv_multipart()
             self._may_answer.wait(self._wait_s)
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        """Answer what has arrived: a wait is shared by all, so that a queue never becomes longer by waiting."""
+        for _ in range(ANSWERED_AT_ONCE_MAX):
+            try:
+                request = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             self._answer(request)
 
     def _answer(self, request: list[bytes]) -> None:

@@ -28,12 +28,23 @@ from .floods import SWEEP_EACH_S, Floods
 from .identity import descriptor_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 
-MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+MONITORED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 SWEEP_S: Final = 0.1
 FRAMING_BYTES: Final = 40  # of one frame, at most
 BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
 
 _EVENT: Final = struct.Struct("=Hi")
+
+# Handshakes that libzmq ends before it asks the authenticator. All others are a `bad_handshake`.
+_REFUSED_HANDSHAKES: Final = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "wrong_mechanism",
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "wrong_server_key",
+}
 
 
 class Connections:
@@ -100,11 +111,15 @@ class Connections:
                     event, _ = monitor.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                kind, descriptor = _EVENT.unpack(event)
+                kind, value = _EVENT.unpack(event)
                 if kind == zmq.EVENT_ACCEPTED:
-                    self._on_accepted(role, descriptor)
+                    self._on_accepted(role, value)
+                elif kind == zmq.EVENT_DISCONNECTED:
+                    self._on_disconnected(role, value)
+                elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the peer or the time ended it
+                    self._counters.refused["unfinished_handshake"] += 1
                 else:
-                    self._on_disconnected(role, descriptor)
+                    self._counters.refused[_REFUSED_HANDSHAKES.get(value, "bad_handshake")] += 1
 
     def _on_accepted(self, role: Role, descriptor: int) -> None:
         self._on_disconnected(role, descriptor)

@@ -14,6 +14,10 @@ REFUSED = (
     "user_message",
     "unsure_peer",
     "rate",
+    "wrong_mechanism",
+    "wrong_server_key",
+    "bad_handshake",
+    "unfinished_handshake",
 )
 DISCONNECTED = (
     "connections",

@@ -131,19 +131,30 @@ class PathClaim:
         os.close(self._lock)
 
 
-def _prepare_directory(key: str, directory: str) -> None:
+def check_directory(key: str, directory: str) -> None:
+    """Raise EndpointRefused if a start would refuse this directory of a socket. Nothing is created."""
     try:
         status = os.stat(directory)
     except FileNotFoundError:
-        return _make_directory(key, directory)
+        return
     except OSError as error:
         raise EndpointRefused(f"{key}: the directory {directory} cannot be used: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise EndpointRefused(f"{key}: {directory} is not a directory")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise EndpointRefused(
-            f"{key}: every user may write to {directory} and could replace the socket in it; chmod 700 it"
+            f"{key}: every user may write to {directory} and could replace the socket in it; chmod 700 {directory}"
         )
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise EndpointRefused(
+            f"{key}: this user may not write to {directory}, where the socket would be; name a directory of this user"
+        )
+
+
+def _prepare_directory(key: str, directory: str) -> None:
+    check_directory(key, directory)
+    if not os.path.exists(directory):
+        _make_directory(key, directory)
 
 
 def _make_directory(key: str, directory: str) -> None:
@@ -160,7 +171,9 @@ def _make_directory(key: str, directory: str) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise EndpointRefused(f"{key}: the directory {directory} cannot be made: {error.strerror}") from None
+        raise EndpointRefused(
+            f"{key}: the directory {directory} cannot be made: {error.strerror}; name another"
+        ) from None
 
 
 def _refuse_other_files(key: str, path: str) -> None:

@@ -75,6 +75,7 @@ def examine(options: Options) -> Iterator[Finding]:
     yield from files(settings)
     yield from doctor_posture.of_settings(settings)
     yield from doctor_tls.tls(settings.http)
+    yield from doctor_tls.jwt(settings.http)
     yield from doctor_keys.keys(settings.bus)
     yield from doctor_audit.audit(settings)
     yield from broker(options, loaded)
@@ -150,7 +151,7 @@ def files(settings: Settings) -> Iterator[Finding]:
     from stepwire_broker.api.token import STATE_DIR, TOKEN_FILE
     from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
     from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite.opening import path_of
+    from stepwire_broker.store.sqlite.opening import faults_of_place, path_of
 
     private: dict[str, Path] = {"state directory": STATE_DIR}
     if settings.http.tokens_file is not None:
@@ -165,6 +166,7 @@ def files(settings: Settings) -> Iterator[Finding]:
         for name, suffix in (("database", ""), ("database log", "-wal"), ("database lock", ".lock")):
             private[name] = Path(f"{database}{suffix}")
         yield from _disk(database)
+        yield from (Finding("red", "database place", fault) for fault in faults_of_place(database))
     for name, path in private.items():
         yield from _private(name, path)
     for key in BUS_KEYS:
@@ -200,19 +202,24 @@ def _private(name: str, path: Path) -> Iterator[Finding]:
 
 def _socket(key: str, path: Path) -> Iterator[Finding]:
     """A user with write access to a socket can connect to it; one with access to its directory can replace it."""
+    from stepwire_broker.bus.endpoints import EndpointRefused
+    from stepwire_broker.bus.paths import check_directory
+
     directory = path.parent
     try:
+        check_directory(key, str(directory))
+    except EndpointRefused as error:
+        yield Finding("red", f"{key} socket", str(error))
+        return
+    try:
         is_private = not directory.stat().st_mode & 0o077
-        is_open = directory.stat().st_mode & stat.S_IWOTH and not directory.stat().st_mode & stat.S_ISVTX
         mode = path.stat().st_mode
     except FileNotFoundError:
         return
     except OSError as error:
         yield Finding("red", f"{key} socket", f"{path} cannot be checked: {error.strerror}")
         return
-    if is_open:
-        yield Finding("red", f"{key} socket", f"every user can write to {directory}", f"chmod 700 {directory}")
-    elif not stat.S_ISSOCK(mode):
+    if not stat.S_ISSOCK(mode):
         yield Finding("red", f"{key} socket", f"{path} exists and is not a socket", "remove it, or set another path")
     elif mode & 0o022 and not is_private:
         yield Finding("warning", f"{key} socket", f"other users can connect to {path}", f"chmod 700 {directory}")
@@ -271,6 +278,7 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     else:
         yield Finding("note" if not workers else "ok", "workers", f"{len(workers)} connected")
     yield from _unprovable(workers)
+    yield from doctor_posture.literal_secrets(client)
 
 
 def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:

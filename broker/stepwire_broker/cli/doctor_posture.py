@@ -2,22 +2,29 @@
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from stepwire.client import Client, ClientError
 from stepwire_protocol import patterns
 
 from stepwire_broker import posture
-from stepwire_broker.api.token import MORE_TOKENS_FILE, TOKEN_FILE, Line, TokenError, Tokens, read_lines
+from stepwire_broker.api.token import MORE_TOKENS_FILE, TOKEN_FILE, Line, TokenError, Tokens, read_lines, uses_file_of
+from stepwire_broker.api.token_uses import DIGITS, read_uses
 from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import Settings, listed
+from stepwire_broker.core.reading.literal_secrets import literals
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
+from stepwire_broker.timestamps import rfc3339
 
 from .finding import Finding
 
+WORKFLOWS_EXAMINED_MAX: Final = 200
+UNUSED_MS: Final = 90 * 24 * 3600 * 1000
 BUS_KEYS: Final = ("bus.steps", "bus.results")
 _TODO: Final = {
     "bus_loopback": "use ipc paths, or create keys: stepwire keys init",
@@ -74,8 +81,12 @@ def _programs(settings: Settings) -> Iterator[Finding]:
         if refusal is not None:
             yield Finding("red", "exec", refusal)
     elif commands := settings.executors.exec.commands:
-        count = f"{len(commands)} {'command' if len(commands) == 1 else 'commands'} of executors.exec"
-        text = f"{count} run as the broker's user, and can read its state and its token"
+        subject = (
+            "1 command of executors.exec runs"
+            if len(commands) == 1
+            else f"{len(commands)} commands of executors.exec run"
+        )
+        text = f"{subject} as the broker's user, and can read its state and its token"
         yield Finding("note", "exec", text, "programs that you do not trust: stepwire exec-worker, as another user")
 
 
@@ -101,22 +112,43 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
         except TokenError as error:
             yield Finding("red", "tokens", str(error))
             continue
+        uses = read_uses(uses_file_of(given))
         for line in lines:
-            yield from _token(file, line)
+            yield from _token(file, line, uses.get(line.digest.hex()[:DIGITS]))
 
 
-def _token(file: Path, line: Line) -> Iterator[Finding]:
+def _token(file: Path, line: Line, used_ms: int | None) -> Iterator[Finding]:
+    """`used_ms`: the last use; None if none is known."""
     grant = line.grant
     if file == TOKEN_FILE:
         text = f"the token in {file} has every scope and never expires: it is for operators on this host"
         yield Finding("note", "tokens", text, "create one for each client: stepwire token new NAME --expires 90d")
         return
+    if used_ms is not None and time.time_ns() // 1_000_000 - used_ms > UNUSED_MS:
+        text = f"the token {grant.name!r} was not used since {rfc3339(used_ms)}"
+        yield Finding("note", "tokens", text, f"stepwire token revoke {grant.name}")
     if grant.expires_ms is None:
         todo = f"stepwire token revoke {grant.name}; stepwire token new {grant.name} --expires 90d"
         yield Finding("note", "tokens", f"the token {grant.name!r} never expires", todo)
     if grant.allows(Scope.WORK) and Scope.ADMIN not in grant.scopes and patterns.ANY in grant.handlers:
         text = f"workers with the token {grant.name!r} may offer every handler, and so receive every step"
         yield Finding("warning", "tokens", text, "create one with --handlers PATTERN, and revoke this one")
+
+
+def literal_secrets(client: Client) -> Iterator[Finding]:
+    """Workflows in use whose documents probably hold a secret. Values are not shown."""
+    try:
+        for one in client.workflows()["workflows"][:WORKFLOWS_EXAMINED_MAX]:
+            namespace, name, version = one["namespace"], one["name"], one["version"]
+            document = client.workflow(name, namespace=namespace, version=version)["document"]
+            for step in document["steps"]:
+                for path, _ in literals(step.get("handler_config") or {}, ("handler_config",)):
+                    place = ".".join(map(str, path))
+                    where = f"{namespace}::{name} {version}, step {step['name']}: {place}"
+                    text = f"{where} probably holds a secret, in plain text"
+                    yield Finding("warning", "workflows", text, 'store a reference instead: {"$secret": "NAME"}')
+    except ClientError as error:
+        yield Finding("note", "workflows", f"the workflows were not searched for secrets: {error.message}")
 
 
 def _process(settings: Settings) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The findings of `stepwire doctor` about TLS: the files of `http.tls`, and the expiry of the certificate."""
+"""The findings of `stepwire doctor` about TLS and signed tokens: the files of `http.tls`, and `http.jwt`."""
 
 import time
 from collections.abc import Iterator
@@ -39,3 +39,17 @@ def tls(http: HttpSettings) -> Iterator[Finding]:
         yield Finding(
             "ok", ABOUT, f"requests need TLS and a proof of identity; the certificate expires at {expires}{clients}"
         )
+
+
+def jwt(http: HttpSettings) -> Iterator[Finding]:
+    """The settings of signed tokens. The issuer's keys are read by the start of a broker only."""
+    from stepwire_broker.api import jwt_keys
+
+    if not http.jwt.is_on:
+        return
+    try:
+        jwt_keys.check(http.jwt)
+    except jwt_keys.JwtError as error:
+        yield Finding("red", "http.jwt", str(error))
+    else:
+        yield Finding("ok", "http.jwt", f"signed tokens of {http.jwt.issuer} are accepted")

@@ -28,7 +28,7 @@ ABOUT: Final[dict[str, str]] = {
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
     "bus.lease_ms": "A worker that is silent for this time loses its steps to other workers.",
     "bus.steps_hwm": "Maximum number of messages that wait for one slow subscriber.",
-    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 64 MiB.",
+    "bus.results_hwm": "Maximum number of messages of one connection that wait; fewer if they could exceed 128 MiB.",
     "bus.level0.handlers": "Handler classes for level 0. Patterns; ** matches all that no worker ever offered.",
     "bus.level0.at_most_once": "Also send at_most_once steps to level-0 handlers.",
     "bus.level0.batch_max_steps": "Maximum number of steps that a level-0 handler gets at a time.",
@@ -84,6 +84,15 @@ ABOUT: Final[dict[str, str]] = {
     "http.tls.key_file": "File with the private key of the certificate, PEM, mode 0600.",
     "http.tls.client_ca_file": "File with the authorities of client certificates, PEM. A client with such a "
     "certificate needs no token if a line `cert:<name>` of the tokens file names it.",
+    "http.jwt.issuer": "Issuer (`iss`) of the signed tokens (JWT) that are accepted. Needs the extra `jwt`.",
+    "http.jwt.audience": "Audience (`aud`) that a signed token must name.",
+    "http.jwt.jwks_url": "URL of the issuer's public keys, https. Read at the start, hourly, and for an unknown key.",
+    "http.jwt.jwks_file": "File with the issuer's public keys, instead of the URL.",
+    "http.jwt.claims.scopes": "Claim with the scopes of a signed token: a list, or a string with spaces. Words "
+    "that are no scope are ignored.",
+    "http.jwt.claims.namespaces": "Claim with the namespaces that a signed token reads and changes; a token without "
+    "it is refused. Unset: all.",
+    "http.jwt.claims.roles": "Claim with the roles of the token's holder, for approvals.",
     "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
     "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",

@@ -27,20 +27,20 @@ class HttpApi:
 
     async def start(self, engine: Engine) -> None:
         """Serve the API of this engine. Raises CannotStart when the address or the token file cannot be used."""
-        from stepwire_broker.api.listening import ListenError, Listeners, certificates_of, listen
+        from stepwire_broker.api.listening import ListenError, Listeners, certificates_of, listen, open_jwt
         from stepwire_broker.api.server import Server
         from stepwire_broker.api.token import TokenError, Tokens, open_token_file
 
         try:
             # An embedded broker has no Unix socket: with `is_strict`, its own token, which never expires, is refused.
             tokens = open_token_file(self.token_file) if self._is_own else Tokens(self.token_file)
-            certificates = certificates_of(self._settings)
+            certificates, jwt = certificates_of(self._settings), open_jwt(self._settings)
             if self._is_strict:
                 tokens = Tokens(self.token_file, is_strict=True)
             self._listener = listen(self._settings, is_strict=self._is_strict)
         except (TokenError, ListenError) as error:
             raise CannotStart(f"the HTTP API of the broker cannot start: {error}") from None
-        self._server = Server(engine, tokens, Listeners(self._listener, certificates=certificates))
+        self._server = Server(engine, tokens, Listeners(self._listener, certificates=certificates, jwt=jwt))
         await self._server.start()
         self.url = self._server.url
 

@@ -100,12 +100,10 @@ class _RecordFilter(logging.Filter):
             return True
         record.msg, record.args = redact(message), ()
         if record.exc_info:
-            record.exc_text = record.exc_text or self._formatter.formatException(record.exc_info)
-            if (text := redact(record.exc_text)) != record.exc_text or redact(str(record.exc_info[1])) != str(
-                record.exc_info[1]
-            ):
+            whole = self._formatter.formatException(record.exc_info)
+            record.exc_text = redact(record.exc_text or whole)
+            if redact(whole) != whole:
                 record.exc_info = None  # a handler that formats the exception itself would write the value
-            record.exc_text = text
         elif record.exc_text:
             record.exc_text = redact(record.exc_text)
         for name, value in vars(record).items():

@@ -122,6 +122,11 @@ def _shared(client: ClientFile, owners: dict[str | int, str]) -> str | None:
 def _marks(directory: Path) -> dict[str, _Mark]:
     """The files of the directory. Names that begin with a dot are ignored: unfinished files, and links of mounts."""
     try:
+        if not directory.exists():
+            raise KeyFileError(
+                f"{directory} does not exist, so no key is admitted: `stepwire keys init` creates it, or "
+                "name the directory in bus.curve.clients_dir"
+            )
         check_directory(directory)
         names = sorted(entry.name for entry in os.scandir(directory) if not entry.name.startswith("."))
         if len(names) > CLIENTS_MAX:

@@ -26,6 +26,8 @@ def init(secret_file: Path, clients_dir: Path) -> KeyPair:
 def read(path: Path) -> KeyPair:
     """Read the pair. The file needs `secret=`; `public=` is checked against it. Raises KeyFileError."""
     members: dict[str, str] = {}
+    if not path.exists():
+        raise KeyFileError(f"{path} does not exist: `stepwire keys init` creates it, or name the file of your keys")
     for number, line in enumerate(read_secret(path).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue

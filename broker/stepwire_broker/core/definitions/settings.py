@@ -8,6 +8,7 @@ from stepwire_protocol.messages import BrokerId
 
 Ms: TypeAlias = Annotated[int, Meta(ge=0, le=366 * 24 * 3600 * 1000)]
 PositiveMs: TypeAlias = Annotated[int, Meta(ge=1, le=366 * 24 * 3600 * 1000)]
+RetentionMs: TypeAlias = Annotated[int, Meta(ge=1, le=3660 * 24 * 3600 * 1000)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
 
@@ -200,12 +201,35 @@ class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.cert_file is not None or self.key_file is not None
 
 
+class JwtClaims(Struct, frozen=True, forbid_unknown_fields=True):
+    """The names of the claims that the broker reads."""
+
+    scopes: str = "scope"
+    namespaces: str | None = None
+    roles: str | None = None
+
+
+class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """With an issuer, its signed tokens are accepted besides the tokens of the token files."""
+
+    issuer: str | None = None
+    audience: str | None = None
+    jwks_url: str | None = None
+    jwks_file: str | None = None
+    claims: JwtClaims = JwtClaims()
+
+    @property
+    def is_on(self) -> bool:
+        return any((self.issuer, self.audience, self.jwks_url, self.jwks_file))
+
+
 class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str | None = "127.0.0.1:7410"  # None: only `socket`
     socket: str = ".stepwire/http.sock"  # for programs of the broker's own user
     tokens_file: str | None = None
     hosts: tuple[str, ...] = ()  # names that a request's Host may have in addition to `listen` and the loopback
     tls: TlsSettings = TlsSettings()
+    jwt: JwtSettings = JwtSettings()
     allow_insecure: bool = False  # listen beyond the loopback: a proxy ends TLS, or the network is trusted
     max_connections: Annotated[int, Meta(ge=64, le=1_000_000)] = 6_144  # fewer if the process may open fewer files
 
@@ -226,7 +250,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     completed_ms: PositiveMs = 7 * 24 * 3600 * 1000
     failed_ms: PositiveMs = 30 * 24 * 3600 * 1000
-    audit_ms: PositiveMs = 400 * 24 * 3600 * 1000
+    audit_ms: RetentionMs = 400 * 24 * 3600 * 1000
 
 
 class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -141,6 +142,19 @@ def lock(path: Path) -> Lock:
         return Lock(path)
     except OSError as error:
         raise StoreRefused(f"{path}: {error.strerror}; the broker must be able to write in {path.parent}") from error
+
+
+def faults_of_place(path: Path) -> Iterator[str]:
+    """The reasons for which a start with this database would be refused: its directory, and links in place of its
+    files. Nothing is created."""
+    if path.parent.is_dir():
+        try:
+            _refuse_strangers(path.parent)
+        except StoreRefused as error:
+            yield str(error)
+    for file in (path, Path(f"{path}.lock")):
+        if file.is_symlink():
+            yield str(_not_opened(file, OSError(errno.ELOOP, "")))
 
 
 def _refuse_strangers(directory: Path) -> None:
