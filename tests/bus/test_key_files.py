@@ -154,7 +154,7 @@ def test_a_removed_directory_changes_nothing(directory: Path) -> None:
     reader.read()
     directory.rename(directory.with_name("moved"))
     reading = reader.read()
-    assert (names(reading), "cannot be read: No such file" in reading.faults[0]) == (["shop"], True)
+    assert (names(reading), "does not exist, so no key is admitted" in reading.faults[0]) == (["shop"], True)
 
 
 def test_a_key_of_two_principals_stays_with_its_first_owner(directory: Path) -> None:
