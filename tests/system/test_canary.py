@@ -84,7 +84,7 @@ def canary(new_site: Callable[..., Site]) -> Iterator[Canary]:
 
 
 def everything(canary: Canary, tasks: list[int]) -> dict[str, bytes]:
-    """What the broker and its operators can see: files, logs, answers of the API, metrics and arguments."""
+    """Collect all that the broker and its operators see: files, logs, answers of the API, metrics, arguments."""
     site, seen = canary.site, {}
     for path in site.directory.rglob("*"):
         if path.is_file() and path.name != "token":
