@@ -16,6 +16,7 @@ ROOT: Final = Path(__file__).parents[2]
 LOCKS: Final = ("broker", "dev")
 OK, VULNERABLE, NOT_AUDITED = 0, 1, 77
 FOUND: Final = "known vulnerabilit"  # pip-audit's line about findings; "No known vulnerabilities found" without any
+SKIPPED: Final = "could not be audited"  # in pip-audit's line about a package
 TIMEOUT_S: Final = 300
 
 
@@ -31,10 +32,13 @@ def audit(program: list[str], lock: Path) -> tuple[int, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return NOT_AUDITED, f"not audited: {error}"
     text = done.stdout + done.stderr
+    if done.returncode != OK and FOUND in text and "No known" not in text:
+        return VULNERABLE, text
+    skipped = text.count(SKIPPED)
+    if skipped:  # pip-audit exits with 0
+        return NOT_AUDITED, f"not audited: the database knows nothing of {skipped} packages, or was not reached"
     if done.returncode == OK:
         return OK, text
-    if FOUND in text and "No known" not in text:
-        return VULNERABLE, text
     last = text.strip().splitlines()[-1:] or ["pip-audit printed nothing"]
     return NOT_AUDITED, f"not audited: {last[0]}"
 

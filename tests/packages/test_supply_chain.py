@@ -59,6 +59,7 @@ def test_the_bill_of_materials_names_each_package_of_the_lock_with_its_hashes() 
     ("script", "code", "text"),
     [
         ("print('No known vulnerabilities found')", audit.OK, "No known"),
+        ("print('click Dependency not found and could not be audited')", audit.NOT_AUDITED, "of 1 packages"),
         ("print('Found 1 known vulnerability in 1 package'); raise SystemExit(1)", audit.VULNERABLE, "Found 1"),
         (
             "import sys; sys.exit('ConnectionError: no route to host')",
