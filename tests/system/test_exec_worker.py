@@ -167,7 +167,7 @@ def test_a_program_of_the_worker_cannot_read_the_state_of_the_broker(site: Site)
 def test_a_killed_worker_leaves_its_at_most_once_step_held_and_the_next_one_ends_the_program_first(site: Site) -> None:
     worker = site.worker()
     task = site.submit("wait", "program.wait")
-    (pid,) = eventually(site.started, "the program", 60)
+    (pid,) = eventually(lambda: site.started() or None, "the program", 60)
     worker.kill()
     worker.wait()
     assert _lives(pid), "nothing has ended the program"
@@ -182,11 +182,11 @@ def test_a_killed_worker_leaves_its_at_most_once_step_held_and_the_next_one_ends
 def test_a_program_goes_on_while_its_broker_is_killed_and_started_again(site: Site) -> None:
     site.worker()
     task = site.submit("wait", "program.wait")
-    (pid,) = eventually(site.started, "the program", 60)
+    (pid,) = eventually(lambda: site.started() or None, "the program", 60)
     site.brokers[0].process.kill()
     site.brokers[0].process.communicate()
     site.broker()
-    eventually(lambda: site.run("worker", "list", "--json").json, "the worker to connect again", 60)
+    eventually(lambda: site.run("worker", "list", "--json").json or None, "the worker to connect again", 60)
     assert _lives(pid)
     (site.home / "go").touch()
     assert site.until(task, "state", "completed")["result"] == {"only": 7}
@@ -196,7 +196,7 @@ def test_a_program_goes_on_while_its_broker_is_killed_and_started_again(site: Si
 def test_term_lets_a_running_program_finish_and_reports_its_result(site: Site) -> None:
     worker = site.worker()
     task = site.submit("wait", "program.wait")
-    eventually(site.started, "the program", 60)
+    eventually(lambda: site.started() or None, "the program", 60)
     worker.terminate()
     (site.home / "go").touch()
     assert site.until(task, "state", "completed")["result"] == {"only": 7}
@@ -205,7 +205,7 @@ def test_term_lets_a_running_program_finish_and_reports_its_result(site: Site) -
 
 def test_a_revoked_worker_gets_no_step_and_is_admitted_again_without_a_restart(site: Site) -> None:
     site.worker()
-    eventually(lambda: site.run("worker", "list", "--json").json, "the worker to connect", 60)
+    eventually(lambda: site.run("worker", "list", "--json").json or None, "the worker to connect", 60)
     site.run("keys", "revoke", "exec")
     eventually(lambda: not site.run("worker", "list", "--json").json, "the end of the session", 60)
     task = site.submit("report", "program.report")

@@ -130,9 +130,9 @@ def list_tokens(options: Options) -> None:
         {
             "name": line.grant.name,
             "scopes": sorted(line.grant.scopes),
-            "via": line.grant.via,
             "namespaces": None if line.grant.is_for_all_namespaces else list(line.grant.namespaces),
             "roles": list(line.grant.roles) or None,
+            "via": line.grant.via,
             "last_used_at": _time(uses.get(line.digest.hex()[:DIGITS])),
             "expires_at": _time(line.grant.expires_ms),
             "sha256": line.digest.hex()[:DIGITS],
