@@ -424,7 +424,7 @@ def test_a_token_whose_clients_accept_no_answers_loses_connections_and_other_tok
 ) -> None:
     limits = LIMITS._replace(pipelined=1_000, head_bytes=10**6, unread_bytes_each=250_000, unread_bytes=10_000_000)
     with limited(tmp_path_factory, limits) as api, ExitStack() as stack:
-        value = add_token(api.tokens.file, Grant("other", frozenset({Scope.READ})))
+        value = add_token(api.tokens.file, Grant("other", frozenset({Scope.READ, Scope.INSPECT})))
         path = f"/v1/tasks/{large_task(api)}"
         (other, *greedy) = (unreading(api, stack) for _ in range(4))
         other.sendall(head(value, f"GET {path}") * 299 + head(value, f"GET {path}", "Connection: close"))

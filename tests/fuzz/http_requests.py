@@ -35,6 +35,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/worker/bye"): {**_CALL, "reason": "end"},
     ("POST", "/v1/rules"): {"match": "fuzz::**", "executor": "bus", "canary": {"percent": 5, "executor": "bus"}},
     ("POST", "/v1/rules/remove"): {"match": "fuzz::**"},
+    ("POST", "/v1/tasks/{task_id}/erase"): {"reason": "customer 42"},
     ("POST", "/v1/database/backups"): {"file": "monday.db"},
     ("POST", "/v1/breakers/{handler_class}"): {"state": "closed", "reason": "seen"},
 }
