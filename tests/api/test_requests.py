@@ -35,6 +35,7 @@ def test_a_submission_needs_nothing_but_its_workflow() -> None:
         "priority": 0,
         "labels": None,
         "deadline_ms": None,
+        "is_sealed": False,
     }
 
 

@@ -129,6 +129,7 @@ BODIES: Final[dict[tuple[str, str], Callable[[Place], Any]]] = {
     ("POST", "/v1/rules"): lambda at: {"match": f"{at.namespace}::**", "executor": "bus"},
     ("POST", "/v1/rules/remove"): lambda at: {"match": f"{at.namespace}::**"},
     ("POST", "/v1/breakers/{handler_class}"): lambda at: {"state": "auto"},
+    ("POST", "/v1/tasks/{task_id}/erase"): lambda at: {"reason": "matrix"},
     ("POST", "/v1/steps/{step_id}/resolve"): lambda at: {"outcome": "retry", "reason": "matrix"},
 }
 QUERIES: Final[dict[tuple[str, str], Callable[[Place], str]]] = {

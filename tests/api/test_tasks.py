@@ -137,6 +137,7 @@ def test_a_task_document_contains_all_of_the_task(api: Api) -> None:
         "labels": {"region": "eu"},
         "idempotency_key": "shown",
         "finished_at": None,
+        "erased_at": None,
         "cancel": None,
         "context": {"amount": 1.5},
         "result": None,

@@ -10,7 +10,8 @@ from tests.house.source import ROOT, product
 
 from .test_help import COMMANDS
 
-NAMED = re.compile(r"(?<!from )\bstepwire ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
+# Not commands: the first words of a file, and of what a sealed payload is bound to.
+NAMED = re.compile(r"(?<!from )\bstepwire(?! erasures, key| sealed v1) ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 

@@ -12,7 +12,7 @@ ADAPTER = ROOT / "store" / "sqlite"
 
 # What operates on the database file itself, or measures SQLite.
 MAY_IMPORT_THE_ADAPTER = {"store/store.py", "cli/db.py", "cli/config_commands.py", "cli/doctor.py", "bench/product.py"}
-MAY_IMPORT_THE_ADAPTER |= {"cli/audit.py", "cli/doctor_audit.py"}
+MAY_IMPORT_THE_ADAPTER |= {"cli/audit.py", "cli/doctor_audit.py", "engine.py", "erasures.py"}
 MAY_IMPORT_THE_DRIVER = {"cli/db.py", "cli/doctor.py", "cli/bench.py", "cli/version.py", "bench/bare.py"}
 MAY_IMPORT_THE_DRIVER |= {"cli/doctor_audit.py"}
 

@@ -61,6 +61,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "stepwire task cancel --workflow order --state running --dry-run",
         "stepwire task cancel --workflow order --state running --yes",
     ),
+    "task erase": (
+        "# look first, then erase all that belongs to a customer",
+        "stepwire task erase --label customer=42 --reason 'asked to be forgotten' --dry-run",
+        "stepwire task erase --label customer=42 --reason 'asked to be forgotten' --cancel --yes",
+    ),
     "task retry": (
         "stepwire task retry 42",
         "stepwire task retry 42 --from pay",

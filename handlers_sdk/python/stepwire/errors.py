@@ -6,13 +6,14 @@
     │   ├── Permanent           the step failed, and a retry cannot help
     │   ├── Retry               the step failed, and may be retried after a pause
     │   └── OutcomeUnknown      the handler cannot know whether the step had its effect
-    └── ClientError             raised by `Client`: the broker refused, or did not answer
-        ├── Unreachable
-        ├── NotFound
-        ├── Denied
-        ├── WrongState
-        ├── Overloaded
-        └── WaitTimeout
+    ├── ClientError             raised by `Client`: the broker refused, or did not answer
+    │   ├── Unreachable
+    │   ├── NotFound
+    │   ├── Denied
+    │   ├── WrongState
+    │   ├── Overloaded
+    │   └── WaitTimeout
+    └── MissingPayload          raised by a document of `Client` whose token lacks the scope `inspect`
 
 A handler may raise any exception. An ordinary one is a failure that the step's policy may retry; a StepError is more
 precise.

@@ -14,8 +14,10 @@ _ROOT: Final = 0
 
 
 class SecretUnavailable(StepwireError):
-    """The secret has no value that may be used. The message never holds the value. `category` is `unavailable` if the
-    service that holds the secrets has failed."""
+    """The secret has no value that may be used. The message never holds the value.
+
+    `category` is `unavailable` if the service that holds the secrets has failed.
+    """
 
     def __init__(self, message: str, *, is_service_at_fault: bool = False) -> None:
         super().__init__(message)

@@ -20,7 +20,7 @@ class WithoutPayloads(dict[str, Any]):
 
 
 def of_task(document: dict[str, Any]) -> dict[str, Any]:
-    if "context" in document:
+    if "context" in document or "steps" not in document:
         return document
     return WithoutPayloads(document, steps=[WithoutPayloads(step) for step in document["steps"]])
 
