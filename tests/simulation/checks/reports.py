@@ -49,7 +49,11 @@ def _check_duration(
 def check_stderr_kept(books: Books, step_id: int, delivery: int) -> None:
     """The step was completed by this delivery: its standard error is in the store, in the same transaction."""
     texts = [_stderr(result) for result in books.reported.get((step_id, delivery), ()) if result.status == "completed"]
-    if not texts or step_id in books.resolved_outputs:
+    if (
+        not texts
+        or step_id in books.resolved_outputs
+        or books.world.tables.steps[step_id].stored.task_id in books.erased
+    ):
         return
     row = books.world.tables.stderr.get(step_id)
     kept = None if row is None or row.delivery != delivery else row.text
