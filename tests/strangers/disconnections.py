@@ -1,0 +1,145 @@
+"""Many disconnections beside an honest worker: `python -m tests.strangers.disconnections --count 2000`.
+
+Each hostile peer sends one user message to the steps socket, where a peer should only subscribe, and the broker ends
+its connection. Meanwhile a step is submitted every 50 ms for the worker, which uses the same listener. Exit code 1: the
+broker ended, kept a hostile connection or descriptors, ended an honest connection, or the worker was away too long.
+"""
+
+import argparse
+import contextlib
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Final
+
+from tests.bus import strangers
+from tests.system.harness import Program, Site, eventually, workflow
+
+from .account import Account
+from .kernel import connections_of, descriptors_of
+
+AWAY_S: Final = 1.0
+SUBMIT_EVERY_S: Final = 0.05
+AT_ONCE: Final = 8
+CLOSED_S: Final = 30.0
+SETTLE_S: Final = 30.0
+BOUND_S: Final = 60.0
+FILES_MAX: Final = 8  # of connections to the database that are opened when they are needed
+USER_MESSAGE: Final = strangers.frame(b"hello")
+SHORT: Final = workflow("short", {"name": "only", "handler_class": "system.quick"})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.strangers.disconnections", description=__doc__)
+    parser.add_argument("--count", type=int, default=2_000, help="the number of connections that the broker ends")
+    return run(parser.parse_args().count, Account()).print()
+
+
+def run(count: int, account: Account) -> Account:
+    with Site("tcp") as site:
+        broker = site.start_broker(bound_s=BOUND_S)
+        site.apply(SHORT)
+        worker = site.start_worker("honest", is_synced=False)
+        ports = frozenset(int(site.settings[f"bus.{name}"].rpartition(":")[2]) for name in ("steps", "results"))
+        honest = connections_of(worker.pid, ports)
+        assert {each.peer_port for each in honest} == ports, honest
+        work = SteadyWork(site, worker)
+        eventually(lambda: work.finished() >= 10 or None, "ten steps to run", BOUND_S)
+        files, before = descriptors_of(broker.pid), _ended(site)
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            closed = sum(threads.map(lambda _: _send_one(site.settings["bus.steps"]), range(count)))
+        took_s = time.monotonic() - began_s
+        submitted = work.end()
+        eventually(lambda: work.finished() == submitted or None, "all steps to end", BOUND_S)
+        account.check(broker.is_running, f"the broker has ended:\n{broker.stderr[-2000:]}")
+        account.note(f"{closed} of {count} hostile connections closed in {took_s:.1f} s")
+        account.check(closed == count, f"{count - closed} hostile connections were not closed")
+        ended = _ended(site) - before
+        account.check(ended == count, f"{ended} disconnections with the reason user_message are counted, not {count}")
+        account.check(honest == connections_of(worker.pid, ports), "a connection of the honest worker has ended")
+        _report_work(account, work)
+        _report_files(account, broker, files)
+    return account
+
+
+def _send_one(endpoint: str) -> bool:
+    """Send one user message. True: the broker has closed the connection."""
+    with strangers.shake_hands(endpoint, "XSUB") as peer:
+        peer.settimeout(CLOSED_S)
+        peer.sendall(USER_MESSAGE)
+        try:
+            while peer.recv(4096):
+                pass
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+    return True
+
+
+def _ended(site: Site) -> int:
+    text = site.ask("GET", "/metrics").body.decode()
+    [line] = [each for each in text.splitlines() if 'bus_disconnections_total{reason="user_message"}' in each]
+    return int(line.rpartition(" ")[2])
+
+
+def _report_work(account: Account, work: "SteadyWork") -> None:
+    waits_s, gaps_s = work.waits_s(), work.gaps_s()
+    account.note(f"honest worker: {len(waits_s)} steps, median {sorted(waits_s)[len(waits_s) // 2] * 1000:.0f} ms")
+    account.took("the longest time from a submission to the end of its step", max(waits_s), AWAY_S)
+    account.took("the longest time without a completed step while steps were submitted", max(gaps_s), AWAY_S)
+
+
+def _report_files(account: Account, broker: Program, before: int) -> None:
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: descriptors_of(broker.pid) <= before + FILES_MAX or None, "descriptors", SETTLE_S)
+    after = descriptors_of(broker.pid)
+    account.note(f"descriptors of the broker: {before} before, {after} after")
+    account.check(after <= before + FILES_MAX, f"the broker has {after} descriptors, {before} before")
+
+
+class SteadyWork:
+    """A task with one step every 50 ms, until `end`."""
+
+    def __init__(self, site: Site, worker: Program) -> None:
+        self._site, self._pid = site, worker.pid
+        self._asked_s: dict[int, float] = {}  # by task
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._submit)
+        self._thread.start()
+        site.at_close(self._is_over.set)
+
+    def end(self) -> int:
+        """Submit no more. Returns the number of submitted tasks."""
+        self._is_over.set()
+        self._thread.join()
+        return len(self._asked_s)
+
+    def finished(self) -> int:
+        return len(self._runs())
+
+    def waits_s(self) -> list[float]:
+        """For each step, the time from its submission until its end."""
+        return [run["wall"] / 1e9 - self._asked_s[run["task_id"]] for run in self._runs()]
+
+    def gaps_s(self) -> list[float]:
+        """The times between the ends of one step and the next."""
+        ends_s = [run["wall"] / 1e9 for run in self._runs()]
+        return [later - earlier for earlier, later in pairwise(ends_s)]
+
+    def _runs(self) -> list[dict[str, Any]]:
+        return self._site.runs("finished", pid=self._pid)
+
+    def _submit(self) -> None:
+        while not self._is_over.wait(SUBMIT_EVERY_S):
+            asked_s = time.time()
+            answer = self._site.ask("POST", "/v1/tasks", {"workflow": "short"})
+            if answer.status == 201:
+                self._asked_s[answer.body["task_id"]] = asked_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())
