@@ -1,4 +1,4 @@
-"""Many disconnections beside an honest worker: `python -m tests.strangers.disconnections --count 2000`.
+"""Many disconnections while an honest worker runs steps: `python -m tests.strangers.disconnections --count 2000`.
 
 Each hostile peer sends one user message to the steps socket, where a peer should only subscribe, and the broker ends
 its connection. Meanwhile a step is submitted every 50 ms for the worker, which uses the same listener. Exit code 1: the
