@@ -113,7 +113,7 @@ class SteadyWork:
         site.at_close(self._is_over.set)
 
     def end(self) -> int:
-        """Submit no more. Returns the number of submitted tasks."""
+        """Stop submitting. Returns the number of submitted tasks."""
         self._is_over.set()
         self._thread.join()
         return len(self._asked_s)
