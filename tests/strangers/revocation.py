@@ -91,6 +91,11 @@ class Keys:
         _command(self._site, "keys", "revoke", "shop")
         revoked_s = self._client_file.stat().st_mtime
         self._account.took("keys revoke until all connections have ended", ended.wait() - revoked_s, REVOKED_S)
+        # The worker itself gives up a silent broker later, so the count shows which side has ended them.
+        count = self._disconnected()
+        self._account.check(
+            count >= len(connections), f"the broker has ended {count} of {len(connections)} connections"
+        )
         return revoked_s
 
     def _lose_the_lease(self, task_id: int, steps: dict[str, int], revoked_s: float) -> None:
@@ -176,6 +181,13 @@ class Keys:
 
     def _both_worked(self) -> bool:
         return {"shop", "honest"} <= {run["step"] for run in self._site.runs("finished")}
+
+    def _disconnected(self) -> int:
+        """The number of connections that the broker has ended because their principal was revoked."""
+        lines = self._site.ask("GET", "/metrics").body.decode().splitlines()
+        return sum(
+            int(line.rpartition(" ")[2]) for line in lines if 'bus_disconnections_total{reason="revoked"}' in line
+        )
 
     def _state(self, task_id: int, step: str) -> str:
         return next(str(each["state"]) for each in self._site.task(task_id)["steps"] if each["name"] == step)
