@@ -122,7 +122,8 @@ def test_an_executor_receives_a_description_and_can_load_the_request(tmp_path: P
     asyncio.run(tried())
     (step,) = executor.given
     assert (step.path, step.handler_class, step.attempt, step.max_attempts) == ("n::w::s", "H", 1, 5)
-    assert (step.timeout_ms, step.delivery_mode, step.delivery) == (7_000, "at_least_once", 1)
+    assert 0 < step.timeout_ms <= 7_000  # what is left of it
+    assert (step.delivery_mode, step.delivery) == ("at_least_once", 1)
     assert step.idempotency_key.endswith("/s")
     assert requests == [({"n": 1}, {"gateway": "test"})]
 

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw
 from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.guards.allowance import SetBreaker
+from stepwire_broker.core.intake.auditing import RecordAction
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.intake.erasure import EraseTask
-from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, AwaitTask, NewTask, SubmitTasks
+from stepwire_broker.core.model.events import (
+    ActionNoticed,
+    ActivateWorkflow,
+    ApplyWorkflow,
+    AwaitTask,
+    NewTask,
+    SubmitTasks,
+)
 
 from . import flows
 from .worker_node import HANDLERS
@@ -109,6 +117,7 @@ class People:
         self._plan_commands(phase_ms)
         self._plan_breakers(phase_ms)
         self._plan_erasures(phase_ms)
+        self._plan_records(phase_ms)
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
@@ -314,6 +323,18 @@ class People:
             self.command(lambda r: CancelTask(r, task_id, "to erase it"))
         self.command(lambda r: EraseTask(r, task_id, "a customer asked for it"))
         self.world.schedule.after(4_000.0, self.command, lambda r: EraseTask(r, task_id, "asked again"))
+
+    def _plan_records(self, phase_ms: float) -> None:
+        """In one world of ten, actions outside of the core leave rows of the audit."""
+        chance = Random(f"{self.world.seed}/records")
+        if chance.random() < 0.1:
+            for _ in range(3):
+                self.world.schedule.at(phase_ms * chance.random(), self._record, chance)
+
+    def _record(self, chance: Random) -> None:
+        if self.world.broker.is_alive:
+            self.world.broker.post("event", ActionNoticed("process", "file", "token_added", "token ci"))
+        Asking(self.world, chance, lambda r: RecordAction(r, action="record_backup"), lambda _: None)
 
     def command(self, make: Callable[[int], Any]) -> None:
         self._unanswered += 1
