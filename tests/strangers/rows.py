@@ -59,6 +59,6 @@ ROWS: Final = (
     Row("flood-of-refused-topics", ("subscription", "refused_frames", "subscriptions", "unread_bytes")),
     Row("flood-of-user-messages", ("user_message",)),
     Row("flood-of-large-frames", ("not_json", "rate", "unread_bytes", "refused_frames", "unauthorized")),
-    Row("unfinished-handshakes", ("unauthenticated", "bad_handshake", "wrong_mechanism")),
+    Row("unfinished-handshakes", ("unauthenticated", "unfinished_handshake", "bad_handshake", "wrong_mechanism")),
     Row("silent-connections", ("unauthenticated",)),
 )
