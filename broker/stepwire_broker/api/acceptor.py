@@ -76,7 +76,8 @@ class Acceptor:
         if self._checking is not None:
             self._checking.cancel()
         for silent in list(self._silent):
-            silent.abort()
+            self.forget(silent)
+            silent.connection.close()
         self._selector.close()
 
     def _on_connections(self) -> None:
@@ -153,8 +154,16 @@ class Acceptor:
             if silent.since_s > latest_s:
                 self._checking = self._loop.call_later(CHECK_S, self._close_slow)
                 return
-            self._connections.refusals.count("slow_head")
-            silent.abort()
+            if self.end(silent):
+                self._connections.refusals.count("slow_head")
+
+    def end(self, silent: "_Silent") -> bool:
+        """Close the connection. False if its first bytes have arrived in this turn: then they decide."""
+        self.forget(silent)
+        if self._look(silent.connection):
+            return False
+        silent.connection.close()
+        return True
 
     def forget(self, silent: "_Silent") -> None:
         del self._silent[silent]
@@ -183,8 +192,7 @@ class _Silent:
         self.since_s = time.monotonic()
 
     def abort(self) -> None:
-        self._acceptor.forget(self)
-        self.connection.close()
+        self._acceptor.end(self)
 
 
 class _NewStrangers:
