@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 def give_away(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
@@ -13,6 +13,6 @@ def give_away(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     the product's code sees it."""
     if os.geteuid() == 0:
         for path in paths:
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(path, OTHER_UID, OTHER_UID, follow_symlinks=False)
     else:
-        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+        monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)

@@ -13,7 +13,7 @@ from stepwire.errors import ConfigurationError
 from stepwire_broker.configuration import loader
 from stepwire_broker.configuration.loader import SettingsError
 
-from tests.foreign_files import NOBODY, give_away
+from tests.foreign_files import OTHER_UID, give_away
 
 from .a_place import Ended, Place, place
 
@@ -82,7 +82,7 @@ def test_a_link_of_another_user_to_a_file_of_this_user_is_no_configuration(
     link = tmp_path / "stepwire.yaml"
     link.symlink_to(write(tmp_path / "mine.yaml", "log_level: debug"))
     assert loader.load(None, {}, {}).settings.log_level == "debug"
-    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    os.chown(link, OTHER_UID, OTHER_UID, follow_symlinks=False)
     with pytest.raises(SettingsError, match="belongs to the user"):
         loader.load(None, {}, {})
 

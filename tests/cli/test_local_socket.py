@@ -16,7 +16,7 @@ from stepwire.client import Client, ClientError
 from .a_place import Place, Serving, place
 
 OK, USAGE, UNREACHABLE, DENIED = 0, 2, 5, 6
-NOBODY = 65_534
+OTHER_UID = 65_534
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def _as_nobody(path: Path) -> str:
     child = os.fork()
     if child == 0:
         try:
-            os.setuid(NOBODY)
+            os.setuid(OTHER_UID)
             outcome = str(get(path))
         except BaseException as error:
             outcome = type(error).__name__

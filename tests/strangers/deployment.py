@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 BOUND_S: Final = 20.0
 OTHER_UID: Final = 54_322
-NOBODY_UID: Final = 54_323
+UNKNOWN_UID: Final = 54_323
 RELEASE: Final = "release"
 PROGRAM: Final = (
     'import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint(\'{"by": "program"}\')'
@@ -295,7 +295,7 @@ def _admit(directory: Path, row: Row, way: str) -> Access:
     client.write_text("\n".join(lines) + "\n")
     client.chmod(0o600)
     if way == ACCOUNT:
-        return Access(NOBODY_UID if row.access == "none" else OTHER_UID)
+        return Access(UNKNOWN_UID if row.access == "none" else OTHER_UID)
     if row.access == "none":
         return Access()
     shown = new_pair().public if row.access == "wrong_server" else server.public

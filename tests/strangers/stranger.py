@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,7 +18,6 @@ from stepwire_protocol import topics
 
 from tests.bus import strangers as plain
 
-MECHANISM_NULL_BYTES: Final = len(plain.GREETING)
 TOPICS_OF_BROKER: Final = 3
 ADMITTED_S: Final = 2.0
 HEAR_S: Final = 1.0
@@ -316,22 +315,15 @@ def _hold(stranger: Stranger, data: bytes) -> None:
         peer.close()
 
 
-@contextlib.contextmanager
-def _of_user(uid: int | None) -> Iterator[None]:
-    """The group stays the broker's, as `bus.ipc_mode: "0660"` requires."""
-    if uid is not None:
-        os.setgroups([])
-        os.setuid(uid)
-    yield
-
-
 def main() -> None:
     known = msgspec.json.decode(sys.stdin.buffer.readline(), type=Known)
-    with _of_user(known.uid):
-        stranger = Stranger(known)
-        ATTACKS[known.attack](stranger)
-        stranger.context.destroy(linger=LINGER_MS)  # waits until its last frames are sent
-        print(json.dumps(stranger.heard), flush=True)
+    if known.uid is not None:
+        os.setgroups([])
+        os.setuid(known.uid)  # the group stays the broker's, as `bus.ipc_mode: "0660"` requires
+    stranger = Stranger(known)
+    ATTACKS[known.attack](stranger)
+    stranger.context.destroy(linger=LINGER_MS)  # waits until its last frames are sent
+    print(json.dumps(stranger.heard), flush=True)
     os._exit(0)
 
 

@@ -71,7 +71,7 @@ def started(site: Site, count: int) -> Program:
     new = tasks(count, "4711")
     for start in range(0, count, BATCH):
         client.submit_many(new[start : start + BATCH])
-    client.submit("letter", {"email": "somebody-else@example.com"}, labels={"customer": "4712"})
+    client.submit("letter", {"email": "other@example.com"}, labels={"customer": "4712"})
 
     def is_over() -> bool | None:
         assert worker.is_running, worker.stderr
@@ -115,7 +115,7 @@ def test_nothing_of_a_thousand_erased_tasks_is_left_and_a_restore_erases_them_ag
     assert json.loads(checked.stdout)["tasks_replayed"] == TASKS + 1
     other = site.client().tasks(label="customer=4712")["tasks"]
     assert len(other) == 1
-    assert site.client().task(other[0]["task_id"])["context"] == {"email": "somebody-else@example.com"}
+    assert site.client().task(other[0]["task_id"])["context"] == {"email": "other@example.com"}
 
     broker.ask_to_end()
     broker.wait()

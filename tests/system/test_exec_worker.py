@@ -20,7 +20,7 @@ from tests.cli.a_place import STEPWIRE, Ended, Place, Serving, place, stop
 
 from .harness import eventually
 
-NOBODY = 65534
+OTHER_UID = 65534
 USAGE = 2
 
 REPORT = (
@@ -58,7 +58,7 @@ class Site:
         self.here = here
         self.home = home
         self.ports = ports
-        self.uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+        self.uid = OTHER_UID if os.geteuid() == 0 else os.geteuid()
         self.brokers: list[Serving] = []
         self.workers: list[subprocess.Popen[bytes]] = []
 

@@ -15,7 +15,7 @@ from tests.cli.a_place import Place, place, stop
 
 from .harness import eventually
 
-NOBODY = 65534
+OTHER_UID = 65534
 KEYS = ".stepwire/keys"
 WORKER = """
 from stepwire import Worker
@@ -70,7 +70,7 @@ REFUSED = {
         "keys/server.key can be read or written by other users: chmod 600 ",
     ),
     "key of the broker, of another user": Wrong(
-        lambda at: os.chown(at / KEYS / "server.key", NOBODY, -1),
+        lambda at: os.chown(at / KEYS / "server.key", OTHER_UID, -1),
         "keys/server.key belongs to user 65534: it must belong to user 0, who runs this, or to root",
     ),
     "key of the broker, another text": Wrong(
@@ -103,7 +103,7 @@ REFUSED = {
         "tokens, line 1: 'reed' is not a valid Scope; scopes are ",
     ),
     "configuration of another user": Wrong(
-        lambda at: os.chown(write(at / "stepwire.yaml", "log_level: info\n"), NOBODY, -1),
+        lambda at: os.chown(write(at / "stepwire.yaml", "log_level: info\n"), OTHER_UID, -1),
         "stepwire.yaml belongs to the user nobody: a configuration names the programs to run and the server that gets "
         "your token, so it must belong to you or to root",
     ),
