@@ -86,7 +86,7 @@ class Observed:
                 self.loop_ms, self.loop_at = took_ms, self.current
 
 
-async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: float) -> Observed:
+async def fuzz(directory: Path, seed: int, first: int, count: int, sockets: int, seconds: float) -> Observed:
     observed = Observed()
     settings = settings_in(directory)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: observed.fault(f"loop: {context}"))
@@ -96,7 +96,7 @@ async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: fl
         entry = access.AccessControl(app.routes, tokens, frozenset({b"localhost"}), app.requests)
         watching = asyncio.create_task(observed.watch_loop())
         await _call(entry, "POST", "/v1/workflows", observed, WORKFLOW)
-        numbers = _until(time.monotonic() + seconds, range(count))
+        numbers = _until(time.monotonic() + seconds, range(first, first + count))
 
         async def run() -> None:
             for number in numbers:
@@ -108,7 +108,7 @@ async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: fl
                     await _clean(broker, entry, observed)
 
         await asyncio.gather(*(run() for _ in range(TASKS_AT_ONCE)))
-        await _over_sockets(port, seed, count, sockets, observed)
+        await _over_sockets(port, seed, first + count, sockets, observed)
         watching.cancel()
         await _clean(broker, entry, observed)
         app.close()
@@ -258,9 +258,10 @@ async def _works(broker: Engine, entry: Any, settings: Settings, observed: Obser
         await asyncio.to_thread(worker.stop)
 
 
-def report(observed: Observed, seed: int, sockets: int, seconds: float) -> dict[str, Any]:
+def report(observed: Observed, seed: int, first: int, sockets: int, seconds: float) -> dict[str, Any]:
     return {
         "seed": seed,
+        "first": first,
         "requests": observed.requests,
         "over_sockets": sockets,
         "seconds": round(seconds, 1),
@@ -272,15 +273,16 @@ def report(observed: Observed, seed: int, sockets: int, seconds: float) -> dict[
     }
 
 
-def run(seed: int, count: int, sockets: int, seconds: float = math.inf) -> dict[str, Any]:
-    """Fuzz a broker of its own with `count` requests or for this time, and return the report."""
+def run(seed: int, count: int, sockets: int, seconds: float = math.inf, first: int = 0) -> dict[str, Any]:
+    """Fuzz a broker of its own with `count` requests or for this time, and return the report. Together, the runs of
+    several parts of the numbers send the same requests as one long run."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory, _logged() as errors:
         Path(directory).chmod(0o700)
-        observed = asyncio.run(fuzz(Path(directory), seed, count, sockets, seconds))
+        observed = asyncio.run(fuzz(Path(directory), seed, first, count, sockets, seconds))
     for error in errors:
         observed.fault(error)
-    return report(observed, seed, sockets, time.monotonic() - began_s)
+    return report(observed, seed, first, sockets, time.monotonic() - began_s)
 
 
 @contextlib.contextmanager
@@ -310,11 +312,12 @@ def _logged() -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http_bodies", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first request, to run in parts")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--sockets", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop before COUNT after this time")
     options = parser.parse_args()
-    outcome = run(options.seed, options.count, options.sockets, options.seconds)
+    outcome = run(options.seed, options.count, options.sockets, options.seconds, options.first)
     print(json.dumps(outcome, indent=1))
     return 0 if outcome["ok"] else 1
 
