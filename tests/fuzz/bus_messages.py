@@ -121,7 +121,7 @@ class Fuzz:
         for code, times in answers.items():
             if code is not None and code not in errors.REFUSALS:
                 observed.fault(f"{number}..{number + BLOCK - 1}: {code!r} is no code of a refusal")
-            observed.statuses[str(code)] += times
+            observed.statuses[code or "accepted"] += times
         observed.requests += BLOCK
         self._core.flush()
         after = clock()
@@ -220,6 +220,12 @@ class Fuzz:
             if document["state"] != "completed" or any(output != OUTPUT for output in outputs):
                 self.observed.fault(f"honest task {task_id} is {document['state']} with the outputs {outputs}")
 
+    def counts(self) -> dict[str, int]:
+        """What the hostile worker has achieved with its own steps."""
+        counters = self._state.counters
+        names = ("completed", "failed", "held", "retried", "late_results", "sessions_opened", "ignored")
+        return {name: getattr(counters, name) for name in names}
+
     async def _submit(self, workflow: str) -> int:
         return int((await self._call("POST", "/v1/tasks", {"workflow": workflow}))["task_id"])
 
@@ -254,7 +260,8 @@ async def fuzz(directory: Path, seed: int, first: int, count: int, seconds: floa
             await fuzzed.prepare()
             observed.statuses.clear()
             await fuzzed.send(first, count, time.monotonic() + seconds)
-            sent = dict(observed.statuses)
+            sent = {code: times for code, times in observed.statuses.items() if not code.isdigit()}
+            observed.steps = fuzzed.counts()
             await fuzzed.finish(release)
             observed.statuses = Counter(sent)
             if peers.poll() is not None:
@@ -285,6 +292,7 @@ def run(seed: int, first: int, count: int, seconds: float = math.inf) -> dict[st
         "seconds": round(time.monotonic() - began_s, 1),
         "cpu_s": round(time.process_time() - cpu_s, 1),
         "answers": dict(sorted(observed.statuses.items())),
+        "steps": observed.steps,
         "loop_ms_max": round(observed.loop_ms, 1),
         "loop_at": observed.loop_at,
         "faults": observed.faults,

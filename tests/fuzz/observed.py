@@ -22,6 +22,7 @@ class Observed:
     def __init__(self) -> None:
         self.statuses: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.steps: dict[str, int] = {}
         self.requests = 0
         self.loop_ms = 0.0  # of the thread's own time, so that other processes do not count
         self.loop_at = ""
