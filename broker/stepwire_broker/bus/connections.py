@@ -27,10 +27,13 @@ from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
 from .identity import descriptor_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
+from .local_handshakes import LocalHandshakes
 
 MONITORED: Final = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
@@ -38,7 +41,12 @@ SWEEP_S: Final = 0.1
 FRAMING_BYTES: Final = 40  # of one frame, at most
 BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
 
+_LOCAL: Final = b"ipc://"
 _EVENT: Final = struct.Struct("=Hi")
+
+_FAILED: Final = frozenset(
+    {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL}
+)
 
 # Handshakes that libzmq ends before it asks the authenticator. All others are a `bad_handshake`.
 _REFUSED_HANDSHAKES: Final = {
@@ -75,6 +83,8 @@ class Connections:
             tuple[Role, int], BusConnection
         ] = {}  # disconnected and gone, with frames that may still be read
         self._handshaking: dict[tuple[Role, int], BusConnection] = {}  # in the order of their begin
+        self._local: Final = LocalHandshakes()
+        self._has_failed: dict[Role, bool] = dict.fromkeys(monitors, False)  # the last event was a failed handshake
         self._usage: dict[str, PrincipalUsage] = {}
         self._offences: dict[str, Offences] = {}
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -108,37 +118,54 @@ class Connections:
         for role, monitor in self._monitors.items():
             while True:
                 try:
-                    event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+                    event, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 kind, value = _EVENT.unpack(event)
-                if kind == zmq.EVENT_ACCEPTED:
-                    self._on_accepted(role, value)
-                elif kind == zmq.EVENT_DISCONNECTED:
-                    self._on_disconnected(role, value)
-                elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the peer or the time ended it
-                    self._counters.refused["unfinished_handshake"] += 1
-                else:
-                    self._counters.refused[_REFUSED_HANDSHAKES.get(value, "bad_handshake")] += 1
+                self._on_event(role, kind, value, is_local=endpoint.startswith(_LOCAL))
 
-    def _on_accepted(self, role: Role, descriptor: int) -> None:
+    def _on_event(self, role: Role, kind: int, value: int, *, is_local: bool) -> None:
+        has_failed, self._has_failed[role] = self._has_failed[role], kind in _FAILED
+        match kind:
+            case zmq.EVENT_ACCEPTED:
+                self._on_accepted(role, value, is_local)
+            case zmq.EVENT_DISCONNECTED:
+                self._on_disconnected(role, value, has_failed=has_failed)
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if is_local:
+                    self._local.succeeded()
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                pass  # the authenticator counts what it refuses
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the peer or the time ended it
+                self._counters.refused["unfinished_handshake"] += 1
+            case _:
+                self._counters.refused[_REFUSED_HANDSHAKES.get(value, "bad_handshake")] += 1
+
+    def _on_accepted(self, role: Role, descriptor: int, is_local: bool) -> None:
         self._on_disconnected(role, descriptor)
         self._muted.pop((role, descriptor), None)
         connection = BusConnection(role, descriptor, inode_of(descriptor))
         self._open[connection.key] = connection
         self._counters.connections[role] += 1
-        self._handshaking[connection.key] = connection
+        excess = None
+        if is_local:
+            excess = self._local.begun(connection, time.monotonic())
+        else:
+            self._handshaking[connection.key] = connection
         if len(self._open) > self._connections_max:
             self.disconnect(connection, "connections")
+        if excess is not None:
+            self.disconnect(excess, "unauthenticated")
         if len(self._handshaking) > budgets.UNAUTHENTICATED_MAX:
             self._end_a_handshake()
 
-    def _on_disconnected(self, role: Role, descriptor: int) -> None:
+    def _on_disconnected(self, role: Role, descriptor: int, *, has_failed: bool = False) -> None:
         connection = self._open.pop((role, descriptor), None)
         if connection is None:
             return
         self._counters.connections[connection.role] -= 1
         self._handshaking.pop(connection.key, None)
+        self._local.ended(connection, has_failed=has_failed)
         self._settle(connection)
         if connection.is_ended:
             self._muted[connection.key] = connection
@@ -176,6 +203,7 @@ class Connections:
 
     def _count(self, connection: BusConnection, reason: str) -> None:
         self._handshaking.pop(connection.key, None)
+        self._local.disconnected(connection)
         if reason not in BLAMELESS:
             self.floods.blamed_s = time.monotonic()
         self.disconnections.add(reason, connection.principal or "", time.monotonic())
@@ -232,6 +260,9 @@ class Connections:
             self.read_events()
             connection = self._open.get((role, descriptor))
         if connection is not None and connection.principal != principal:
+            if connection.principal is None:
+                self.read_events()  # among them is the success of its handshake
+                self._local.spoke(connection)
             connection.principal = principal
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
