@@ -51,6 +51,18 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
         _warning(
+            "server_key_added",
+            "key next",
+            "A rotation of the brokers' CURVE key has begun: `bus.next` serves the key `next`. Workers get it in"
+            " acks of heartbeats.",
+        ),
+        _warning(
+            "server_key_replaced",
+            "key next",
+            "The brokers' CURVE key is now `key`. Workers get it in acks of heartbeats, and connect again.",
+        ),
+        _warning("server_key_dropped", "key next", "A rotation of the brokers' CURVE key was cancelled."),
+        _warning(
             "peer_disconnected",
             "reason principal connections",
             "The bus has ended connections because of a budget. `reason` is that of the last one, and `connections` is"
@@ -140,6 +152,11 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "client_file_invalid",
             "text",
             "A file of `bus.curve.clients_dir` is invalid. Its principal keeps the rights of the last valid file.",
+        ),
+        _error(
+            "server_key_invalid",
+            "text",
+            "The file of the brokers' key, or of the next one, cannot be used. The bus keeps its keys.",
         ),
         _warning(
             "connection_refused",

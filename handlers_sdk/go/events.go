@@ -116,6 +116,9 @@ var sentences = map[string]func(session.Facts) string{
 	"link_removed": func(facts session.Facts) string {
 		return fmt.Sprintf("disconnected from broker %s, because no list names it", facts["broker"])
 	},
+	"server_key_changed": func(facts session.Facts) string {
+		return fmt.Sprintf("connecting to broker %s again, because it has a new CURVE key", facts["broker"])
+	},
 	"broker_ignored": func(facts session.Facts) string {
 		return fmt.Sprintf("broker %s is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE",
 			facts["broker"])

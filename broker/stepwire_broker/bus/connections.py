@@ -39,7 +39,12 @@ MONITORED: Final = (
 )
 SWEEP_S: Final = 0.1
 FRAMING_BYTES: Final = 40  # of one frame, at most
-BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
+BLAMELESS: Final = (
+    "connections",
+    "muted_inbox",
+    "revoked",
+    "old_server_key",
+)  # an honest peer may end for these reasons
 
 _LOCAL: Final = b"ipc://"
 _EVENT: Final = struct.Struct("=Hi")

@@ -765,12 +765,17 @@ FAULTS: Final = (
         "        return 0\n",
     ),
     # -- links
-    Fault("silent links are never rebuilt", ENDPOINTS, "                self._out.add(Rebuild(link))\n", ""),
+    Fault(
+        "silent links are never rebuilt",
+        ENDPOINTS,
+        "                    self._out.add(Rebuild(link))\n",
+        "                    pass\n",
+    ),
     Fault(
         "links of brokers that answer are rebuilt",
         ENDPOINTS,
-        "max(answered_ms, self._connected_ms[link]) <= since_ms",
-        "self._connected_ms[link] <= since_ms",
+        "if max(answered_ms, self._connected_ms[link]) <= now_ms - silent_ms",
+        "if self._connected_ms[link] <= now_ms - silent_ms",
     ),
     Fault(
         "listed brokers are not connected",
@@ -786,6 +791,24 @@ FAULTS: Final = (
     ),
     Fault(
         "a list without keys loses the server key", ENDPOINTS, "Connect(link, entry.server_key)", "Connect(link, None)"
+    ),
+    Fault(
+        "a changed server key is not used",
+        ENDPOINTS,
+        "            self._connect_with(link, keys[0], now_ms)\n",
+        "            pass\n",
+    ),
+    Fault(
+        "a key that will replace the current one is used at once",
+        ENDPOINTS,
+        "before[0] != keys[0] and self._key.get(link) != keys[0]",
+        "before != keys",
+    ),
+    Fault(
+        "a silent broker is tried with its current key only",
+        ENDPOINTS,
+        "(keys.index(used) + 1) % len(keys)",
+        "0",
     ),
     Fault(
         "brokers that need keys are connected without them",

@@ -81,6 +81,7 @@ const SENTENCES = {
     `broker ${broker} refused a message of this worker (${refused ?? 'None'}): ${code}: ${message}`,
   link_rebuilt: ({ link }) => `connecting to ${link.steps} again, because it is silent`,
   link_removed: ({ broker }) => `disconnected from broker ${broker}, because no list names it`,
+  server_key_changed: ({ broker }) => `connecting to broker ${broker} again, because it has a new CURVE key`,
   broker_ignored: ({ broker }) =>
     `broker ${broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE`,
   connect_failed: ({ endpoint, error }) => `cannot connect to ${endpoint}: ${error}`,

@@ -131,6 +131,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts], str]]] = {
     "message_refused": _refused_message,
     "link_rebuilt": _rebuilt,
     "link_removed": lambda facts: f"disconnected from broker {facts['broker']}, because no list names it",
+    "server_key_changed": lambda facts: f"connecting to broker {facts['broker']} again, because it has a new CURVE key",
     "broker_ignored": lambda facts: (
         f"broker {facts['broker']} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
     ),

@@ -60,6 +60,7 @@ fn name(event: &Event) -> &'static str {
         Event::MessageRefused { .. } => "message_refused",
         Event::LinkRebuilt { .. } => "link_rebuilt",
         Event::LinkRemoved { .. } => "link_removed",
+        Event::ServerKeyChanged { .. } => "server_key_changed",
         Event::BrokerIgnored { .. } => "broker_ignored",
         Event::ConnectFailed { .. } => "connect_failed",
         Event::NoBroker { .. } => "no_broker",
@@ -115,6 +116,9 @@ fn sentence(event: &Event) -> String {
         Event::LinkRebuilt { link, .. } => format!("connecting to {} again, because it is silent", link.steps),
         Event::LinkRemoved { broker, .. } => {
             format!("disconnected from broker {broker}, because no list names it")
+        }
+        Event::ServerKeyChanged { broker, .. } => {
+            format!("connecting to broker {broker} again, because it has a new CURVE key")
         }
         Event::BrokerIgnored { broker } => {
             format!("broker {broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE")

@@ -104,6 +104,10 @@ module Stepwire
       "disconnected from broker #{facts[:broker]}, because no list names it"
     end
 
+    def server_key_changed(facts)
+      "connecting to broker #{facts[:broker]} again, because it has a new CURVE key"
+    end
+
     def broker_ignored(facts)
       "broker #{facts[:broker]} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
     end

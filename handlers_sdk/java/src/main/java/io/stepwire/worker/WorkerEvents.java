@@ -93,6 +93,8 @@ final class WorkerEvents {
               + stepsOf(facts)
               + " is not connected, because JeroMQ cannot connect to Unix sockets: give that"
               + " broker a tcp listener";
+      case "server_key_changed" ->
+          "connecting to broker " + broker + " again, because it has a new CURVE key";
       case "broker_ignored" ->
           "broker "
               + broker
