@@ -28,6 +28,7 @@ from stepwire.session.slots import Slots
 from stepwire.worker.socket_thread import SocketThread
 from stepwire.worker.sockets import WorkerSockets
 
+from .edge_faults import EDGE_FAULTS
 from .patches import (
     Patch,
     bodies_in,
@@ -75,6 +76,7 @@ class Fault(NamedTuple):
 
 
 FAULTS: Final[dict[str, Fault]] = {
+    **{name: Fault(case, patch) for name, (case, patch) in EDGE_FAULTS.items()},
     # -- the lease
     "lease_from_the_receipt_of_the_ack": Fault(
         "lease.from_sending", edit(Leases, "on_heartbeat_ack", "peer, sent_ms + ", "peer, now_ms + ")
