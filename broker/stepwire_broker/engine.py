@@ -460,19 +460,20 @@ def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
 
 def _announce(core: CoreLoop, audit: AuditTrail, host: str | None, before: BrokerKeys, after: BrokerKeys) -> None:
     """Send the brokers' new keys to the workers, and record the change. The files have no author."""
-    action = _keys_action(before, after)
-    following = None if after.next is None else after.next.public
-    log.warning(action, key=after.current.public, next=following)
+    key, following = after.current.public, None if after.next is None else after.next.public
+    if before.current != after.current:
+        action = "server_key_replaced"
+        log.warning("server_key_replaced", key=key, next=following)
+    elif after.next is not None:
+        action = "server_key_added"
+        log.warning("server_key_added", key=key, next=following)
+    else:
+        action = "server_key_dropped"
+        log.warning("server_key_dropped", key=key, next=following)
     core.handle(_endpoints_for_workers(core.wire, host))
-    detail = {"key": after.current.public, "before": before.current.public, "next": following}
+    detail = {"key": key, "before": before.current.public, "next": following}
     audit.notice(ActionNoticed(PROCESS, "file", action, "server key", detail))
     core.flush_soon()
-
-
-def _keys_action(before: BrokerKeys, after: BrokerKeys) -> str:
-    if before.current != after.current:
-        return "server_key_replaced"
-    return "server_key_dropped" if after.next is None else "server_key_added"
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

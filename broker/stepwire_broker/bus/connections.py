@@ -54,7 +54,7 @@ _FAILED: Final = frozenset(
 )
 
 # Handshakes that libzmq ends before it asks the authenticator. All others are a `bad_handshake`.
-_REFUSED_HANDSHAKES: Final = {
+_REFUSED_HANDSHAKES: Final[dict[int, str]] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "wrong_mechanism",
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "wrong_server_key",
 }
