@@ -25,7 +25,7 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of
+from .identity import descriptor_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 
 MONITORED: Final = (
@@ -210,6 +210,11 @@ class Connections:
                 self._blame(connection)
 
     @property
+    def proofs(self) -> set[str]:
+        """The keys and users of the connections that are open and have sent a frame."""
+        return {one.proof for one in self._open.values() if one.proof and not one.is_ended}
+
+    @property
     def blocked(self) -> frozenset[str]:
         """The principals that are blocked now. The authenticator refuses their new connections."""
         now_s = self._loop.time()
@@ -233,6 +238,7 @@ class Connections:
             connection = self._open.get((role, descriptor))
         if connection is not None and connection.principal != principal:
             connection.principal = principal
+            connection.proof = proof_of(frame)
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
         return connection

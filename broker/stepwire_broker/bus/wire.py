@@ -124,7 +124,7 @@ class Wire:
         except BaseException:
             self.close()
             raise
-        self._gate.start(self._on_grants_changed)
+        self._gate.start(self._on_grants_changed, lambda: self._connections.proofs)
         self._steps.start()
         self._results.start()
         self._check_later()
