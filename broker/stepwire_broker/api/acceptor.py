@@ -3,6 +3,10 @@
 A connection that opens and closes at once, or sends nothing, never reaches the HTTP server. Neither does a probe of
 `/livez`: it is answered here, so that a flood of other connections does not delay it. A first request with a valid
 token is passed on at once. All others are refused in any case, and only some of them per second get their full answer.
+
+With TLS the first bytes are those of a handshake, which shows no token and costs more than an answer. So connections
+that begin a handshake are limited, and one that presents a valid token afterwards does not count. Addresses that have
+presented one lately have a limit of their own, which strangers from elsewhere cannot use up.
 """
 
 import asyncio
@@ -11,6 +15,7 @@ import re
 import selectors
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +25,8 @@ from .token import Tokens
 ACCEPT_S_MAX: Final = 0.01  # in one turn of the event loop
 FIRST_BYTES_MAX: Final = 16 * 1024
 STRANGERS: Final = "strangers_per_s"  # the name of the limit
+FAMILIAR_MAX: Final = 4_096  # addresses
+FAMILIAR_S: Final = 3_600.0  # after a valid token
 PAUSE_S: Final = 0.1  # without free file descriptors
 CHECK_S: Final = 1.0
 
@@ -49,8 +56,9 @@ class Acceptor:
         make_protocol: MakeProtocol,
         connections: HttpConnections,
         tokens: Tokens,
-        answers: Answers,
+        answers: Answers | None,
     ) -> None:
+        """Without `answers`, the connections are encrypted: nothing can be read or answered before the handshake."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._connections = connections
@@ -61,6 +69,9 @@ class Acceptor:
         self._selector = selectors.DefaultSelector()
         self._is_closed = False
         self._strangers = _NewStrangers(connections.limits.strangers_per_s)
+        self._familiar = _Familiar(connections.limits.strangers_per_s)
+        if answers is None:
+            connections.on_known = self._on_known
         self._serving: set[asyncio.Task[None]] = set()
         self._checking: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._selector.fileno(), self._on_first_bytes)
@@ -97,6 +108,8 @@ class Acceptor:
 
     def _look(self, connection: socket.socket) -> bool:
         """Serve, refuse or close the connection by its first bytes. False if it has sent none so far."""
+        if self._answers is None:
+            return self._look_at_handshake(connection)
         try:
             data = connection.recv(FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -109,13 +122,42 @@ class Acceptor:
             self._answers.on_alive()
             _answer(connection, self._answers.alive)
         elif self._is_known(data) or self._strangers.take():
-            serving = self._loop.create_task(self._serve(connection, data))
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
+            self._pass_on(connection, data)
         else:
             self._connections.refusals.count(STRANGERS)
             _answer(connection, self._answers.refused)
         return True
+
+    def _look_at_handshake(self, connection: socket.socket) -> bool:
+        """The same for a connection with TLS, whose first bytes stay unread for the handshake."""
+        try:
+            data = connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            connection.close()
+        elif self._bucket_of(_host_of(connection)).take():
+            self._pass_on(connection, b"")
+        else:
+            self._connections.refusals.count(STRANGERS)
+            connection.close()
+        return True
+
+    def _bucket_of(self, host: str) -> "_NewStrangers":
+        return self._familiar.strangers if self._familiar.has(host) else self._strangers
+
+    def _on_known(self, host: str | None) -> None:
+        """A connection from this address has presented a valid token: it was no stranger."""
+        if host is not None:
+            self._bucket_of(host).give_back()
+            self._familiar.add(host)
+
+    def _pass_on(self, connection: socket.socket, data: bytes) -> None:
+        serving = self._loop.create_task(self._serve(connection, data))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     def _is_known(self, data: bytes) -> bool:
         bearer = _BEARER.search(data)
@@ -155,7 +197,7 @@ class Acceptor:
                 self._checking = self._loop.call_later(CHECK_S, self._close_slow)
                 return
             if self.end(silent):
-                self._connections.refusals.count("slow_head")
+                self._connections.refusals.count("slow_head" if self._answers is not None else "slow_handshake")
 
     def end(self, silent: "_Silent") -> bool:
         """Close the connection. False if its first bytes have arrived in this turn: then they decide."""
@@ -212,6 +254,34 @@ class _NewStrangers:
             return False
         self._left -= 1
         return True
+
+    def give_back(self) -> None:
+        self._left = min(self._burst, self._left + 1)
+
+
+class _Familiar:
+    """The addresses that have presented a valid token lately, and the limit of their new connections."""
+
+    def __init__(self, per_s: int) -> None:
+        self.strangers = _NewStrangers(per_s)
+        self._since_s: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, host: str) -> None:
+        self._since_s[host] = time.monotonic()
+        self._since_s.move_to_end(host)
+        if len(self._since_s) > FAMILIAR_MAX:
+            self._since_s.popitem(last=False)
+
+    def has(self, host: str) -> bool:
+        since_s = self._since_s.get(host)
+        return since_s is not None and time.monotonic() - since_s < FAMILIAR_S
+
+
+def _host_of(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # the client is gone
+        return ""
 
 
 def _answer(connection: socket.socket, answer: bytes) -> None:

@@ -84,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def present_token(self, name: str) -> None:
         """A request of this connection has a valid token with this name."""
         self._owner = name
-        self._open.known(self)
+        self._open.known(self, None if self.client is None else self.client[0])
 
     def abort(self) -> None:
         self.transport.abort()

@@ -59,11 +59,13 @@ class Server:
         self._handshakes = None
         if certificates is not None:
             self._handshakes = make = Handshakes(certificates, self._application.connections, make)
-        # The first bytes of a connection with TLS are not those of a request.
-        self._uvicorn = _Uvicorn(_config(application, make), self._accept if certificates is None else None)
+        self._uvicorn = _Uvicorn(_config(application, make), self._accept)
         self._serving: asyncio.Task[None] | None = None
 
     def _accept(self, listener: socket.socket, make_protocol: MakeProtocol) -> Acceptor:
+        connections = self._application.connections
+        if self._handshakes is not None:
+            return Acceptor(listener, make_protocol, connections, self._tokens, None)
         requests, shares = self._application.requests, self._application.shares
         surplus = shares.problem(
             STRANGERS, OF_BROKER, f"{shares.limits.strangers_per_s} new connections per second without a token"
@@ -73,7 +75,7 @@ class Server:
             on_alive=partial(requests.count, health.LIVEZ, "GET", 200),
             refused=closing_answer(problem_reply(surplus)),
         )
-        return Acceptor(listener, make_protocol, self._application.connections, self._tokens, answers)
+        return Acceptor(listener, make_protocol, connections, self._tokens, answers)
 
     async def start(self) -> None:
         context = copy_context()
@@ -143,10 +145,8 @@ logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the broker, and sets `ready` when it serves."""
 
-    def __init__(
-        self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor] | None
-    ) -> None:
-        """`accept` makes the acceptor of a TCP listener. Without it, uvicorn accepts by itself."""
+    def __init__(self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor]) -> None:
+        """`accept` makes the acceptor of a TCP listener."""
         super().__init__(config)
         self.ready = asyncio.Event()
         self._accept = accept
@@ -158,12 +158,9 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
         assert sockets is not None
-        if self._accept is None:
-            await super().startup(sockets)
-        else:
-            local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
-            await super().startup(local)
-            self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
+        local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
+        await super().startup(local)
+        self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
         self.ready.set()
 
     async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
