@@ -36,7 +36,7 @@ class Quotas:
             namespace: QuotaSettings(
                 max_open_steps=chance.choice((None, 8, 15, 40)),
                 steps_per_s=chance.choice((None, None, 2, 5)),
-                priority_max=chance.choice((None, None, 12)),
+                priority_max=chance.choice((None, None, 3)),
             )
             for namespace in flows.NAMESPACES
             if chance.random() < 0.8
