@@ -29,7 +29,7 @@ _END: Final = b"\r\n\r\n"
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Server(Protocol):
+class Abortable(Protocol):
     """The protocol that serves a connection."""
 
     def abort(self) -> None: ...
@@ -48,7 +48,7 @@ class Accepted:
         self._acceptor = acceptor
         self.connection = connection
         self.since_s = time.monotonic()
-        self.protocol: Server | None = None
+        self.protocol: Abortable | None = None
         self.is_counted = False
         self.is_aborted = False
 
