@@ -77,13 +77,15 @@ class World:
         keeps_trace: bool = False,
         is_sqlite: bool | None = None,
         drivers: Drivers | None = None,
+        always: frozenset[str] = frozenset(),
     ) -> None:
-        """`drivers`: the sessions of the workers on the bus; None: Python's, in this process."""
+        """`drivers`: the sessions of the workers on the bus; None: Python's, in this process. `always`: kinds of faults
+        that every seed has."""
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
         self.focus = focus.of(seed) if only is None else None
-        self.faults = Faults(seed, kept, only, self.focus)
+        self.faults = Faults(seed, kept, only, self.focus, always)
         self.counts: Counter[tuple[str, str]] = Counter()
         self.trace_hash = 0
         self._traced = Hashes()
@@ -104,6 +106,8 @@ class World:
         self.routes = Routes(self, is_possible=self.focus is None and not peers)
         self.settings = self.routes.settings(self.settings)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
+        if self.focus is not None and self.focus.refused_rate is not None:
+            self._refused_rate = self.focus.refused_rate
         self._refused_tasks: set[int] = set()
         self._refused_chance = Random(f"{seed}/refused")
         self.slice_steps = Random(f"{seed}/slices").choice((1, 3, SLICE_STEPS, SLICE_STEPS))

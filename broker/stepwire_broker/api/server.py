@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from . import access, health, tls_watch, token_watch
-from .acceptor import STRANGERS, Acceptor, Answers, MakeProtocol
+from .acceptor import STRANGERS, Accepted, Acceptor, Answers, MakeProtocol
 from .app import Application
 from .engine_port import EnginePort
 from .handshake import Handshakes
@@ -168,9 +168,9 @@ class _Uvicorn(uvicorn.Server):
             acceptor.close()
         await super().shutdown(sockets)
 
-    def _make_protocol(self, first_bytes: bytes) -> asyncio.Protocol:
+    def _make_protocol(self, first_bytes: bytes, accepted: Accepted | None) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         protocol: BoundedProtocol = make(config=self.config, **state, _loop=asyncio.get_running_loop())
-        protocol.first_bytes = first_bytes
+        protocol.first_bytes, protocol.accepted = first_bytes, accepted
         return protocol

@@ -190,6 +190,18 @@ def _late_failure_overturns_hold(plant: Plant) -> None:
     plant.function(step_outcomes.lost_outcome, lost_outcome)
 
 
+def _refused_command_blamed(plant: Plant) -> None:
+    """A step that a command ended counts as the cause of a refusal, like a step that a result ended."""
+
+    def rejected(original: Any, state: Any, task_id: int, *args: Any) -> None:
+        task = state.tasks.get(task_id)
+        for step in task.steps if task is not None else ():
+            step.ended_by_command = False
+        original(state, task_id, *args)
+
+    plant.function(machine._on_rejected, rejected)
+
+
 BUGS: Final = (
     Bug("one decision executed twice", _decision_shared, True),
     Bug("final steps counted as open after a restart", _final_steps_counted, True),
@@ -206,5 +218,6 @@ BUGS: Final = (
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
     Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
     Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
+    Bug("a refused command fails the held step that it resolved", _refused_command_blamed, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )
