@@ -24,7 +24,7 @@ from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
-from .core.definitions.settings import ExecutionSettings, Settings, listed
+from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import (
@@ -38,6 +38,7 @@ from .core.model.events import (
     Leave,
     NextEndpoints,
     Now,
+    QuotasChanged,
     Reconfigure,
 )
 from .core.model.figures import ExecutorMetrics
@@ -178,7 +179,7 @@ class Engine:
             epoch=self.epoch,
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
-            open_steps=store.opened.open_steps,
+            open_steps=sum(store.opened.open_steps.values()),
             steps=[pair.steps for pair in core.wire.bound],
             results=[pair.results for pair in core.wire.bound],
         )
@@ -269,11 +270,13 @@ class Engine:
         """Check routing settings. Raises RulesRefused when this broker could not route by them."""
         check(execution, self._executors)
 
-    def reconfigure(self, execution: ExecutionSettings) -> None:
-        """Route by these settings from now on; dispatched steps stay where they are. Raises RulesRefused."""
+    def reconfigure(self, execution: ExecutionSettings, quotas: Mapping[str, QuotaSettings]) -> None:
+        """Route by these settings and use these quotas from now on. Dispatched steps stay where they are, and open
+        steps stay open. Raises RulesRefused."""
         self.check(execution)
         core = self.core_loop
         core.handle(Reconfigure(execution))
+        core.handle(QuotasChanged(quotas))
         core.flush_soon()
         _warn_of_hidden_rules(self.state.router)
 

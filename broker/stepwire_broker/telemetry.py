@@ -230,8 +230,16 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "certificate_refused", "error", "Changed files of http.tls cannot be used: the former certificate stays."
         ),
         _warning("certificate_expires", "at", "The certificate of http.tls expires within 14 days, or has expired."),
-        _warning("jwks_refused", "error", "The keys of http.jwt cannot be read again, so the former keys apply."),
+        _warning(
+            "jwks_refused",
+            "error",
+            "The keys of http.jwt cannot be read again, so the former keys apply, for at most 24 h.",
+        ),
+        _warning(
+            "jwks_empty", "error", "The issuer has withdrawn all keys of http.jwt, so every signed token is refused."
+        ),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
+        _warning("key_uses_unwritten", "error", "The file with the last use of each key of the bus cannot be written."),
         _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),

@@ -36,6 +36,7 @@ from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
 from .planned_faults import PlannedFaults
+from .quotas import Quotas
 from .routes import Routes
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
@@ -100,6 +101,8 @@ class World:
         self.settings = self.breakers.settings(self.settings)
         if not self.breakers.is_on:
             self.faults.on -= set(BREAKER_KINDS)
+        self.quotas = Quotas(self, is_possible=self.focus is None)
+        self.settings = self.quotas.settings(self.settings)
         self.routes = Routes(self, is_possible=self.focus is None and not peers)
         self.settings = self.routes.settings(self.settings)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
@@ -216,6 +219,7 @@ class World:
         self.people.begin(self.phase_ms)
         self.planned_faults.plan()
         self.routes.plan(self.phase_ms)
+        self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
@@ -272,6 +276,7 @@ class World:
         self.schedule.after(DOUBTED_MS, self._restart_doubted)
         self.people.tidy()
         self.routes.heal()
+        self.quotas.heal()
         self.hostile.heal()
 
     def _restart_doubted(self) -> None:

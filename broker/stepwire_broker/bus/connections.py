@@ -25,7 +25,7 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of
+from .identity import descriptor_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .local_handshakes import LocalHandshakes
 
@@ -243,6 +243,11 @@ class Connections:
                 self._blame(connection)
 
     @property
+    def proofs(self) -> set[str]:
+        """The keys and users of the connections that are open and have sent a frame."""
+        return {one.proof for one in self._open.values() if one.proof and not one.is_ended}
+
+    @property
     def blocked(self) -> frozenset[str]:
         """The principals that are blocked now. The authenticator refuses their new connections."""
         now_s = self._loop.time()
@@ -269,6 +274,7 @@ class Connections:
                 self.read_events()  # among them is the success of its handshake
                 self._local.spoke(connection)
             connection.principal = principal
+            connection.proof = proof_of(frame)
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
         return connection

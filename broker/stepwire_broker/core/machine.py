@@ -28,6 +28,7 @@ from .intake import (
     drain,
     erasure,
     grants,
+    quotas,
     routing_rules,
     storing,
     submission,
@@ -462,6 +463,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **routing_rules.COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
+    events.QuotasChanged: quotas.on_quotas_changed,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -25,6 +25,7 @@ from . import (
     erasure,
     history,
     level0,
+    quotas,
     recovery,
     reports,
     results,
@@ -410,6 +411,7 @@ class Checks:
         self._events += 1
         if self._events % RECOUNT_EVERY == 0:
             counts.check_recount(self.books)
+            quotas.check_open_steps(self.books)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Bugs that were real: a seed found them, they were fixed, and each is put back here."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -33,8 +34,10 @@ def _decision_shared(plant: Plant) -> None:
 def _final_steps_counted(plant: Plant) -> None:
     def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
         tables = self._tables
-        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
-        return OpenCounts(original(self).tasks, steps)
+        steps: Counter[str] = Counter()
+        for task in tables.open_tasks:
+            steps[task.namespace] += len(tables.steps_of.get(task.id, ()))
+        return OpenCounts(original(self).tasks, dict(steps))
 
     plant.method(MemoryQueries, "open_counts", open_counts)
 
