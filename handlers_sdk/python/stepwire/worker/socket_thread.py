@@ -56,8 +56,13 @@ class SocketThread:
         self._shared_context = zmq_context
         self._curve_keys = curve_keys
         link_of = self.session.endpoints.link_of
-        self._events = WorkerEvents(config.worker, link_of, is_inside_broker=zmq_context is not None)
-        self._search = BrokerSearch(self._events, has_curve=config.curve)
+        self._events = WorkerEvents(
+            config.worker,
+            link_of,
+            is_inside_broker=zmq_context is not None,
+            public_key=None if curve_keys is None else curve_keys.public,
+        )
+        self._search = BrokerSearch(self._events)
         self._mailbox = Mailbox()
         self._calls: dict[Item, HandlerCall] = {}
         self._expel_at_ms = self._leave_at_ms = NEVER

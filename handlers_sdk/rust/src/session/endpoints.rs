@@ -20,7 +20,7 @@ pub(super) struct BrokerLinks {
     listed_ms: OrderedMap<Link, f64>, // of links learned from a list: when a list last named the broker
     lists: HashMap<PeerId, HashSet<String>>, // the brokers that each broker listed in its open session
     keys: HashMap<String, Vec<String>>, // the CURVE keys that each broker lists for itself, the current one first
-    key_of: HashMap<Link, String>,   // of links whose latest key is not the configured one
+    key_of: HashMap<Link, String>,    // of links whose latest key is not the configured one
     ignored: HashSet<String>,         // brokers that need CURVE keys, which the worker does not have
 }
 

@@ -253,8 +253,7 @@ final class BrokerLinks {
       }
       double answeredMs = peer == null ? -Session.NEVER : peer.answeredMs;
       List<String> listed = broker == null ? List.of() : keys.getOrDefault(broker, List.of());
-      double silentMs =
-          listed.size() > 1 ? Limits.SERVER_KEY_RETRY_MS : Limits.SOCKET_REBUILD_MS;
+      double silentMs = listed.size() > 1 ? Limits.SERVER_KEY_RETRY_MS : Limits.SOCKET_REBUILD_MS;
       if (Math.max(answeredMs, connectedMs.get(link)) <= nowMs - silentMs) {
         if (listed.isEmpty()) {
           connectedMs.put(link, nowMs);

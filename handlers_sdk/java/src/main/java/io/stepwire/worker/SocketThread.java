@@ -67,8 +67,8 @@ public final class SocketThread {
     this.handlers = handlers;
     this.keys = keys;
     session = new Session(config, new Random()::nextDouble);
-    events = new WorkerEvents(session::linkOf);
-    search = new BrokerSearch(events, keys != null);
+    events = new WorkerEvents(session::linkOf, keys);
+    search = new BrokerSearch(events, keys);
     try {
       selector = Selector.open();
     } catch (IOException failure) {
