@@ -3,6 +3,8 @@
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Setup,
 from stepwire_broker.cli import bench_report
 from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.routing.router import Router, hidden, path_of
+
+from tests.compare_checkouts import FIGURES, compared
 
 from .a_place import Place
 
@@ -241,3 +245,26 @@ def test_the_check_finds_a_row_that_differs_from_its_history(finished: Path, cha
             connection.executemany("UPDATE steps SET attempt = ?2, output = ?3 WHERE id = ?1", before)
             connection.executemany("UPDATE tasks SET state = ?2 WHERE id = ?1", states)
     connection.close()
+
+
+def test_two_checkouts_are_measured_in_turn() -> None:
+    here = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tests.compare_checkouts", str(here), str(here), "--pairs", "1", "--least", "0"]
+    done = subprocess.run(
+        [*command, "--", "--quick", "--tasks", "100", "--window", "50"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "default settings, steps/s" in done.stdout
+    assert len(done.stdout.splitlines()) == 1 + len(FIGURES)
+
+
+def test_the_ratio_of_two_checkouts_is_the_median_of_the_ratios_within_a_pair() -> None:
+    pairs = [(dict.fromkeys(FIGURES, b), dict.fromkeys(FIGURES, a)) for b, a in ((100, 90), (50, 50), (10, 12))]
+    rows = compared(pairs)
+    assert {(row["before"], row["after"], row["ratio"]) for row in rows.values()} == {(50, 50, 1.0)}
+    assert {(row["lowest"], row["highest"]) for row in rows.values()} == {(0.9, 1.2)}

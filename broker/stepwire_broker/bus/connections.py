@@ -122,7 +122,8 @@ class Connections:
     def _on_edge(self) -> None:
         """Read some events. Peers that connect again at once could keep the loop here for as long as they like."""
         self._is_scheduled = False
-        self._read_events(EVENTS_PER_TURN)
+        if self._sweep_timer is not None:  # not stopped
+            self._read_events(EVENTS_PER_TURN)
 
     def _read_events(self, most: int) -> None:
         """Read at most this number of events. The queue has one edge, so the rest is read in the next turn."""
@@ -136,16 +137,9 @@ class Connections:
                 kind, value = _EVENT.unpack(event)
                 self._on_event(role, kind, value, is_local=endpoint.startswith(_LOCAL))
             else:
-                self._read_soon()
-
-    def _read_soon(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._read_later)
-
-    def _read_later(self) -> None:
-        if self._sweep_timer is not None:  # not stopped
-            self._on_edge()
+                if not self._is_scheduled:
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._on_edge)
 
     def _on_event(self, role: Role, kind: int, value: int, *, is_local: bool) -> None:
         has_failed, self._has_failed[role] = self._has_failed[role], kind in _FAILED

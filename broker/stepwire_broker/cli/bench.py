@@ -96,23 +96,20 @@ def bench(
     if langs:
         _bench_languages(options, langs, quick, given)
         return
+    if keys and not quick:
+        given = {"rounds": KEYS_ROUNDS, **given}
     load = msgspec.structs.replace(QUICK if quick else Workload(), **given)
-    if keys and not quick and "rounds" not in given:
-        load = msgspec.structs.replace(load, rounds=KEYS_ROUNDS)
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
-    report_of = bench_report.ALL
-    if routes or keys or idle_tasks:
-        report_of = bench_report.ROUTES if routes else bench_report.KEYS if keys else bench_report.IDLE
     try:
         if routes:
-            measured = _measure_routes(options, load)
+            report_of, measured = bench_report.ROUTES, _measure_routes(options, load)
         elif keys:
-            measured = _measure_keys(options, load)
+            report_of, measured = bench_report.KEYS, _measure_keys(options, load)
         elif idle_tasks:
-            measured = _measure_idle(options, load, idle_tasks)
+            report_of, measured = bench_report.IDLE, _measure_idle(options, load, idle_tasks)
         else:
-            measured = _measure(options, load)
+            report_of, measured = bench_report.ALL, _measure(options, load)
     except BenchFailed as error:
         raise Failure(Exit.FAILURE, f"the measurement failed: {error}") from None
     report = {
