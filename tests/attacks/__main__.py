@@ -82,7 +82,7 @@ def run(name: str, seconds: float, listener: str | None = None, rate: int = RATE
 
 
 def table(reports: list[dict[str, Any]]) -> str:
-    """One row for each attack: what was measured, each beside its limit."""
+    """One row for each attack: each figure with its limit."""
     rows = [COLUMNS, *map(_row, reports)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

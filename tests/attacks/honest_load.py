@@ -1,4 +1,4 @@
-"""The honest load beside an attack: tasks of four steps at a fixed rate, one client and one worker as processes.
+"""The honest load during an attack: tasks of four steps at a fixed rate, one client and one worker as processes.
 
 `python -m tests.attacks.honest_load URL RATE` is the client, with its token on stdin. It submits whatever is due, also
 when earlier submissions have taken long, until stdin ends, and prints its counts.

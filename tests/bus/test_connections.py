@@ -386,7 +386,7 @@ def test_the_oldest_of_many_connections_without_a_handshake_are_disconnected(
 def test_ipc_peers_that_finished_their_handshake_are_not_counted_as_strangers(
     ipc: BusSettings, context: Context
 ) -> None:
-    """They send no frame, as the results socket of a level-0 handler before its first result."""
+    """Such a peer sends no frame, as the results socket of a level-0 handler before its first result."""
 
     async def story() -> None:
         async with serving(ipc, context) as bench:

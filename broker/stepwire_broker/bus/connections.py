@@ -38,6 +38,8 @@ MONITORED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 SWEEP_S: Final = 0.1
+EVENTS_PER_TURN: Final = 200  # afterwards the loop does other work
+EVENTS_MAX: Final = 5_000  # for an answer that depends on them
 FRAMING_BYTES: Final = 40  # of one frame, at most
 BLAMELESS: Final = (
     "connections",
@@ -54,7 +56,7 @@ _FAILED: Final = frozenset(
 )
 
 # Handshakes that libzmq ends before it asks the authenticator. All others are a `bad_handshake`.
-_REFUSED_HANDSHAKES: Final[dict[int, str]] = {
+_REFUSED_HANDSHAKES: Final[Mapping[int, str]] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "wrong_mechanism",
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "wrong_server_key",
 }
@@ -95,6 +97,7 @@ class Connections:
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_steps_read = False  # all events, since the last sweep
         self._turns = 0
+        self._is_scheduled = False  # the rest of the events is read soon
         self.floods: Final = Floods(lambda: list(self._open.values()), unread_bytes_max, hold_back)
         self._handshake = handshake
         self._watch = FloodWatch(lambda: self._turns, self.floods.end_subscriptions, self.floods.measure)
@@ -104,9 +107,9 @@ class Connections:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         for monitor in self._monitors.values():
-            self._loop.add_reader(monitor.FD, self.read_events)
-        self.read_events()
+            self._loop.add_reader(monitor.FD, self._on_edge)
         self._sweep_later()
+        self._on_edge()
         self._watch.start()
 
     def stop(self) -> None:
@@ -118,16 +121,30 @@ class Connections:
                 self._loop.remove_reader(monitor.FD)
 
     def read_events(self) -> None:
-        """Read all events of the monitors. The queue has one edge, so it is always emptied."""
+        """Read all events of the monitors, before an answer that depends on them."""
+        self._read_events(EVENTS_MAX)
+
+    def _on_edge(self) -> None:
+        """Read some events. Peers that connect again at once could keep the loop here for as long as they like."""
+        self._is_scheduled = False
+        if self._sweep_timer is not None:  # not stopped
+            self._read_events(EVENTS_PER_TURN)
+
+    def _read_events(self, most: int) -> None:
+        """Read at most this number of events. The queue has one edge, so the rest is read in the next turn."""
         self._turns += 1
         for role, monitor in self._monitors.items():
-            while True:
+            for _ in range(most):
                 try:
                     event, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 kind, value = _EVENT.unpack(event)
                 self._on_event(role, kind, value, is_local=endpoint.startswith(_LOCAL))
+            else:
+                if not self._is_scheduled:
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._on_edge)
 
     def _on_event(self, role: Role, kind: int, value: int, *, is_local: bool) -> None:
         has_failed, self._has_failed[role] = self._has_failed[role], kind in _FAILED
@@ -152,15 +169,12 @@ class Connections:
         connection = BusConnection(role, descriptor, inode_of(descriptor))
         self._open[connection.key] = connection
         self._counters.connections[role] += 1
-        excess = None
         if is_local:
-            excess = self._local.begun(connection, time.monotonic())
+            self._local.begun(connection, time.monotonic())
         else:
             self._handshaking[connection.key] = connection
         if len(self._open) > self._connections_max:
             self.disconnect(connection, "connections")
-        if excess is not None:
-            self.disconnect(excess, "unauthenticated")
         if len(self._handshaking) > budgets.UNAUTHENTICATED_MAX:
             self._end_a_handshake()
 
@@ -363,7 +377,9 @@ class Connections:
 
     def _sweep(self) -> None:
         self._sweep_later()
-        self.read_events()
+        self._on_edge()
+        for connection in self._local.excess(time.monotonic()):
+            self.disconnect(connection, "unauthenticated")
         for connection in list(self._open.values()):
             connection.used_s /= 2
             self._settle(connection)

@@ -21,14 +21,16 @@ class LocalHandshakes:
         self._disconnected: set[tuple[Role, int]] = set()  # by the bus, and libzmq has not reported their ends
         self._succeeded = 0  # of the young and the disconnected ones
 
-    def begun(self, connection: BusConnection, now_s: float) -> BusConnection | None:
-        """Note an accepted connection. Returns the connection to end, if too many handshakes are unfinished."""
+    def begun(self, connection: BusConnection, now_s: float) -> None:
+        """Note an accepted connection."""
         self._young[connection.key] = (now_s, connection)
-        while now_s - next(iter(self._young.values()))[0] > LONGEST_S:
+
+    def excess(self, now_s: float) -> list[BusConnection]:
+        """Return the connections to end, because too many handshakes are unfinished."""
+        while self._young and now_s - next(iter(self._young.values()))[0] > LONGEST_S:
             self._leave(next(iter(self._young)))  # its handshake has succeeded, or libzmq would have ended it
-        if len(self._young) - self._succeeded <= budgets.UNAUTHENTICATED_MAX:
-            return None
-        return self._most_suspect()
+        count = len(self._young) - self._succeeded - budgets.UNAUTHENTICATED_MAX
+        return self._most_suspect(count) if count > 0 else []
 
     def succeeded(self) -> None:
         self._succeeded += 1
@@ -56,7 +58,8 @@ class LocalHandshakes:
         if self._young.pop(key, None) is not None:
             self._succeeded = max(0, self._succeeded - 1)
 
-    def _most_suspect(self) -> BusConnection:
-        """The oldest connection that has not read the broker's part of the handshake, or else the oldest of all."""
+    def _most_suspect(self, count: int) -> list[BusConnection]:
+        """The oldest that have not read the broker's part of the handshake, and after them the oldest of the others."""
         connections = [connection for _, connection in self._young.values()]
-        return next((each for each in connections if bytes_left_at_peer(each.descriptor)), connections[0])
+        connections.sort(key=lambda each: not bytes_left_at_peer(each.descriptor))  # keeps their order
+        return connections[:count]
