@@ -145,7 +145,7 @@ EDGE_FAULTS: Final[dict[str, tuple[str, Patch]]] = {
     ),
     "error_sealed_and_logged": (
         "sealed.error",
-        edit(run_log, "raised", "is_sealed", "False and is_sealed"),
+        edit(run_log, "raised", "if is_sealed:", "if False:"),
     ),
     "note_of_a_sealed_step": (
         "sealed.progress",
