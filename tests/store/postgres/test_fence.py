@@ -8,6 +8,7 @@ import pytest
 from stepwire_broker.store.postgres.failures import ConnectionLost, StatementFailed
 from stepwire_broker.store.postgres.fence import Fence, LaneEnd, Position, Verdict, raised, verdict
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
+from stepwire_broker.store.postgres.troubles import trouble_of
 
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import PostgresServer
@@ -163,6 +164,23 @@ def test_the_old_owner_loses_a_race_with_a_take_that_has_the_lanes_lock(
         late.join(30)
     assert found == ["lane_lost"]
     assert marks(server, schema) == []
+
+
+def test_the_wait_for_the_lanes_row_has_a_limit_after_which_the_group_is_repeated(
+    server: PostgresServer, schema: str, open_pipeline: Open
+) -> None:
+    pipeline = open_pipeline()
+    fence = Fence(schema, lock_ms=50)
+    with server.connect() as holder:
+        holder.execute("BEGIN")
+        holder.execute(f"SELECT 1 FROM {schema}.lanes FOR NO KEY UPDATE".encode())
+        with pytest.raises(StatementFailed) as failed:
+            pipeline.run([BEGIN, fence.call(Position(0, 0, 1)), COMMIT])
+    assert failed.value.sqlstate == "55P03"
+    assert trouble_of(failed.value).kind == "passing"
+    assert pipeline.roll_back()
+    assert fence.judge(pipeline, Position(0, 0, 1), failed.value) is None
+    pipeline.run([BEGIN, fence.call(Position(0, 0, 1)), COMMIT])
 
 
 def test_lost_commits_are_noticed_by_the_next_group(server: PostgresServer, schema: str, open_pipeline: Open) -> None:

@@ -11,8 +11,8 @@ from .failures import FenceRaised, StatementFailed
 from .pipeline import Pipeline, Statement, StatementCall
 
 COMMITS_KEPT: Final = 1_000  # of each lane
-LOCK_S: Final = 5
-IDLE_S: Final = 10  # a suspended broker holds its locks for at most this time
+LOCK_MS: Final = 5_000
+IDLE_MS: Final = 10_000  # a suspended broker holds its locks for at most this time
 
 UNIQUE: Final = "23505"
 DIVISION_BY_ZERO: Final = "22012"
@@ -39,9 +39,9 @@ class LaneEnd(NamedTuple):
 class Fence:
     """The fence of one schema."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, lock_ms: int = LOCK_MS) -> None:
         self.statement = Statement(
-            "fence", _FENCE.format(schema=schema, kept=COMMITS_KEPT, lock_s=LOCK_S, idle_s=IDLE_S)
+            "fence", _FENCE.format(schema=schema, kept=COMMITS_KEPT, lock_ms=lock_ms, idle_ms=IDLE_MS)
         )
         self._end = Statement("lane_end", _END.format(schema=schema))
 
@@ -80,14 +80,17 @@ def raised(position: Position, found: Verdict) -> FenceRaised | None:
     return None
 
 
+# The settings come first, so that the wait for the lane's row has its limit too.
 _FENCE: Final = """\
-WITH mine AS (SELECT 1 FROM {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint FOR NO KEY UPDATE),
+WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', '{lock_ms}', true),
+  set_config('idle_in_transaction_session_timeout', '{idle_ms}', true), set_config('enable_hashjoin', 'off', true),
+  set_config('enable_mergejoin', 'off', true), set_config('enable_seqscan', 'off', true)),
+ mine AS (SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint
+  FOR NO KEY UPDATE OF lanes),
  moved AS (INSERT INTO {schema}.commits (lane, seq, epoch) SELECT $1::int, $3::bigint, $2::bigint FROM mine
   WHERE EXISTS (SELECT 1 FROM {schema}.commits WHERE lane = $1::int AND seq = $3::bigint - 1) RETURNING 1),
  swept AS (DELETE FROM {schema}.commits WHERE lane = $1::int AND seq = $3::bigint - {kept})
-SELECT 1 / count(*), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
- set_config('enable_seqscan', 'off', true), set_config('lock_timeout', '{lock_s}s', true),
- set_config('idle_in_transaction_session_timeout', '{idle_s}s', true) FROM moved"""
+SELECT 1 / count(*) FROM moved"""
 
 _END: Final = """\
 SELECT l.epoch, (SELECT coalesce(max(seq), 0) FROM {schema}.commits WHERE lane = l.id),
