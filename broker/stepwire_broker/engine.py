@@ -24,7 +24,7 @@ from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
-from .core.definitions.settings import ExecutionSettings, Settings, listed
+from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import (
@@ -38,6 +38,7 @@ from .core.model.events import (
     Leave,
     NextEndpoints,
     Now,
+    QuotasChanged,
     Reconfigure,
 )
 from .core.model.figures import ExecutorMetrics
@@ -178,7 +179,7 @@ class Engine:
             epoch=self.epoch,
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
-            open_steps=store.opened.open_steps,
+            open_steps=sum(store.opened.open_steps.values()),
             steps=[pair.steps for pair in core.wire.bound],
             results=[pair.results for pair in core.wire.bound],
         )
@@ -269,11 +270,13 @@ class Engine:
         """Check routing settings. Raises RulesRefused when this broker could not route by them."""
         check(execution, self._executors)
 
-    def reconfigure(self, execution: ExecutionSettings) -> None:
-        """Route by these settings from now on; dispatched steps stay where they are. Raises RulesRefused."""
+    def reconfigure(self, execution: ExecutionSettings, quotas: Mapping[str, QuotaSettings]) -> None:
+        """Route by these settings and use these quotas from now on. Dispatched steps stay where they are, and open
+        steps stay open. Raises RulesRefused."""
         self.check(execution)
         core = self.core_loop
         core.handle(Reconfigure(execution))
+        core.handle(QuotasChanged(quotas))
         core.flush_soon()
         _warn_of_hidden_rules(self.state.router)
 
@@ -460,19 +463,20 @@ def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
 
 def _announce(core: CoreLoop, audit: AuditTrail, host: str | None, before: BrokerKeys, after: BrokerKeys) -> None:
     """Send the brokers' new keys to the workers, and record the change. The files have no author."""
-    action = _keys_action(before, after)
-    following = None if after.next is None else after.next.public
-    log.warning(action, key=after.current.public, next=following)
+    key, following = after.current.public, None if after.next is None else after.next.public
+    if before.current != after.current:
+        action = "server_key_replaced"
+        log.warning("server_key_replaced", key=key, next=following)
+    elif after.next is not None:
+        action = "server_key_added"
+        log.warning("server_key_added", key=key, next=following)
+    else:
+        action = "server_key_dropped"
+        log.warning("server_key_dropped", key=key, next=following)
     core.handle(_endpoints_for_workers(core.wire, host))
-    detail = {"key": after.current.public, "before": before.current.public, "next": following}
+    detail = {"key": key, "before": before.current.public, "next": following}
     audit.notice(ActionNoticed(PROCESS, "file", action, "server key", detail))
     core.flush_soon()
-
-
-def _keys_action(before: BrokerKeys, after: BrokerKeys) -> str:
-    if before.current != after.current:
-        return "server_key_replaced"
-    return "server_key_dropped" if after.next is None else "server_key_added"
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
-from stepwire_broker.bus import authenticator, self_check, sockets
-from stepwire_broker.bus.admission import ZapVerdict
+from stepwire_broker.bus import authenticator, gate, self_check, sockets
+from stepwire_broker.bus.admission import ZapVerdict, proof_of_key
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.keys import server_key
-from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
+from stepwire_broker.bus.keys.key_text import KeyPair, new_pair, raw
 from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings, NextSettings
+from stepwire_broker.last_uses import HOUR_MS, read_uses, uses_file
 from stepwire_protocol import topics
 from zmq.utils.monitor import recv_monitor_message
 
@@ -173,6 +174,36 @@ def test_a_door_without_curve_fails_the_check(settings: BusSettings, context: Co
             assert await check == "a connection without a key was admitted"
 
     run(story())
+
+
+def test_the_last_use_of_each_key_is_kept_to_the_hour_and_over_restarts(
+    keys: Keys, settings: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only connections that have proved the key count, as long as they are open; a message writes nothing."""
+    second = new_pair()
+    keys.put("shop", f"public={second.public}", f"public={keys.shop.public}")
+    keys.put("idle", f"public={new_pair().public}")
+    of_shop, of_second = (proof_of_key(raw(pair.public) or b"") for pair in (keys.shop, second))
+    hour = [100 * HOUR_MS]
+    monkeypatch.setattr(gate.time, "time_ns", lambda: hour[0] * 1_000_000)
+    file = uses_file(keys.clients)
+
+    async def story(pair: KeyPair) -> None:
+        async with serving(settings, context) as bench:
+            visitor = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, pair)
+            refused = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, new_pair())
+            await until(lambda: ("subscribed", visitor.inbox) in bench.log.peers)
+            for _ in range(2):
+                bench.wire._gate._note_uses(bench.wire._connections.proofs)
+                hour[0] += HOUR_MS
+            visitor.close()
+            refused.close()
+
+    run(story(keys.shop))
+    assert read_uses(file) == {of_shop: 101 * HOUR_MS}
+    assert file.stat().st_mode & 0o777 == 0o600
+    run(story(second))
+    assert read_uses(file) == {of_shop: 101 * HOUR_MS, of_second: 103 * HOUR_MS}
 
 
 def test_ipc_beside_curve_needs_no_key_and_refuses_curve(keys: Keys, settings: BusSettings, context: Context) -> None:

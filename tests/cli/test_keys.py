@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 from stepwire import curve
+from stepwire_broker.bus.admission import proof_of_key
+from stepwire_broker.bus.keys.key_text import raw
 
 from .a_place import Place
 
@@ -201,6 +203,26 @@ def test_an_invalid_next_key_is_named_and_cannot_replace_the_current_one(place: 
 def test_a_rotation_is_of_one_principal_or_of_the_server(place: Place, words: tuple[str, ...]) -> None:
     place.stepwire("keys", "new", "shop", "--out", "shop.key")
     assert place.stepwire("keys", "rotate", *words).code == USAGE
+
+
+def test_a_principal_shows_its_last_use_and_that_of_each_key(place: Place) -> None:
+    place.stepwire("keys", "new", "shop", "--out", "1.key")
+    place.stepwire("keys", "rotate", "shop", "--out", "2.key")
+    place.stepwire("keys", "allow", "--unix", "1001", "batch")
+    first, second = (curve.read({"STEPWIRE_CURVE_FILE": str(place.directory / name)})[1] for name in ("1.key", "2.key"))
+    hour = "2027-01-02T03:00:00.000Z"
+    uses = place.directory / ".stepwire/keys/clients.uses"
+    uses.write_text(f"{proof_of_key(raw(first) or b'')} {hour}\nunix=1001 {hour}\n")
+    batch, shop = place.stepwire("-o", "json", "keys", "list").json
+    assert (batch["last_used_at"], shop["last_used_at"]) == (hour, hour)
+    assert shop["last_uses"] == {f"public={first}": hour, f"public={second}": None}
+    assert f"# public={first} was last used at {hour}\n" in place.stepwire("keys", "show", "shop").out
+    assert f"# public={second} was last used at an unknown time\n" in place.stepwire("keys", "show", "shop").out
+    uses.write_text(f"unix=1001 2026-01-02T03:00:00Z\n{proof_of_key(raw(first) or b'')} {hour}\n")
+    examined = place.stepwire("doctor", STEPWIRE_BUS__CURVE__CLIENTS_DIR=".stepwire/keys/clients").out
+    assert "the keys of batch were not used since 2026-01-02T03:00:00" in examined
+    assert "the keys of shop were not used" not in examined
+    assert "LAST USED" in place.stepwire("keys", "list").out
 
 
 def test_a_missing_file_and_a_wrong_argument_are_named(empty: Place) -> None:

@@ -16,6 +16,7 @@ import zmq
 
 from stepwire_broker.core.definitions.settings import CurveSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER, Grant, with_built_in
+from stepwire_broker.last_uses import LastUses, uses_file
 
 from . import self_check
 from .admission import Admission
@@ -66,6 +67,7 @@ class PrincipalGate:
         self._is_reading = asyncio.Lock()
         self._authenticator: Authenticator | None = None
         self._probe: bytes | None = None  # the key with which the broker checks its own door
+        self._uses = LastUses(uses_file(Path(curve.clients_dir)) if curve.clients_dir else None)
         self._take(self._clients.read())
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> Mapping[str, int]:
@@ -98,11 +100,13 @@ class PrincipalGate:
     def start(
         self,
         on_changed: Callable[[PrincipalsChanged], None],
+        proofs: Callable[[], set[str]],
         on_keys: Callable[[BrokerKeys], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_keys` gets the brokers' keys at each check, whether they have changed or not."""
+        """`proofs`: the keys and users of the connections that are open now. `on_keys` gets the brokers' keys at each
+        check, whether they have changed or not."""
         self._on_keys = on_keys
-        self._task = asyncio.get_running_loop().create_task(self._check_regularly(on_changed))
+        self._task = asyncio.get_running_loop().create_task(self._check_regularly(on_changed, proofs))
 
     def close(self) -> None:
         if self._task is not None:
@@ -154,7 +158,9 @@ class PrincipalGate:
                 on_changed(PrincipalsChanged(self.grants, lost, self._declared_dead(before.keys() - after.keys())))
         self._log_refusals()
 
-    async def _check_regularly(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
+    async def _check_regularly(
+        self, on_changed: Callable[[PrincipalsChanged], None], proofs: Callable[[], set[str]]
+    ) -> None:
         warned_s = -WARN_EVERY_S
         while True:
             if self._is_on_network and time.monotonic() - warned_s >= WARN_EVERY_S:
@@ -162,6 +168,17 @@ class PrincipalGate:
                 log.warning("bus_is_open", text=_OPEN)
             await asyncio.sleep(CHECK_S)
             await self.check(on_changed)
+            self._note_uses(proofs())
+
+    def _note_uses(self, proofs: set[str]) -> None:
+        """Note that the keys and users of these open connections are in use, and write what is new."""
+        now_ms = time.time_ns() // 1_000_000
+        for proof in proofs:
+            self._uses.note(proof, now_ms)
+        try:
+            self._uses.write()
+        except OSError as error:
+            log.warning("key_uses_unwritten", error=str(error))
 
     def _read(self) -> tuple[DirectoryReading, BrokerKeys | None, str]:
         """Read the client files and the brokers' keys. Keys that cannot be read change nothing."""

@@ -124,7 +124,8 @@ class Wire:
         except BaseException:
             self.close()
             raise
-        self._gate.start(self._on_grants_changed, None if self.keys is None else self.keys.serve)
+        on_keys = None if self.keys is None else self.keys.serve
+        self._gate.start(self._on_grants_changed, lambda: self._connections.proofs, on_keys)
         self._steps.start()
         self._results.start()
         self._check_later()

@@ -9,15 +9,17 @@ from stepwire_protocol import patterns
 
 from stepwire_broker.bus.keys import server_key
 from stepwire_broker.bus.keys.client_file import ClientFile
-from stepwire_broker.bus.keys.clients import Clients
+from stepwire_broker.bus.keys.clients import Clients, proofs_of
 from stepwire_broker.bus.keys.key_text import KeyFileError
 from stepwire_broker.core.definitions.settings import BusSettings, listed
+from stepwire_broker.last_uses import read_uses, uses_file
 from stepwire_broker.timestamps import rfc3339
 
 from .finding import Finding
 
 DAY_MS: Final = 24 * 3600 * 1000
 EXPIRES_SOON_MS: Final = 14 * DAY_MS
+UNUSED_MS: Final = 90 * DAY_MS
 _SECRET: Final = "bus.curve.secret_file"
 _CLIENTS: Final = "bus.curve.clients_dir"
 
@@ -50,8 +52,13 @@ def _clients(directory: Path, now_ms: int) -> Iterator[Finding]:
     valid = [client for client in reading.clients if client.refusal(now_ms) is None]
     if not reading.faults:
         yield Finding("ok", _CLIENTS, f"{len(valid)} of {len(reading.clients)} principals have access")
+    uses = read_uses(uses_file(directory))
     for client in valid:
         yield from _client(client, now_ms)
+        used_ms = max((uses[proof] for proof in proofs_of(client).values() if proof in uses), default=None)
+        if used_ms is not None and now_ms - used_ms > UNUSED_MS:
+            text = f"the keys of {client.name} were not used since {rfc3339(used_ms)}"
+            yield Finding("note", "keys", text, f"stepwire keys revoke {client.name}")
     expired = [client.name for client in reading.clients if client.refusal(now_ms) == "expired_key"]
     if expired:
         text = f"the access of these principals has expired: {', '.join(expired)}"

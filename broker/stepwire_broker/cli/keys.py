@@ -11,10 +11,11 @@ import msgspec
 
 from stepwire_broker.bus.keys import client_file, server_key, trusted_text
 from stepwire_broker.bus.keys.client_file import ClientFile
-from stepwire_broker.bus.keys.clients import Clients
+from stepwire_broker.bus.keys.clients import Clients, proofs_of
 from stepwire_broker.bus.keys.key_text import KeyFileError, KeyPair, is_key, new_pair
 from stepwire_broker.bus.keys.server_key import BrokerKeys
 from stepwire_broker.core.model.principal import Grant
+from stepwire_broker.last_uses import read_uses, uses_file
 from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import output
@@ -29,6 +30,7 @@ COLUMNS: Final = [
     output.Column("keys", "keys", is_figure=True),
     output.Column("unix", "unix"),
     output.Column("handlers", "handlers"),
+    output.Column("last used", "last_used_at"),
     output.Column("expires", "expires_at"),
 ]
 _SERVER, _PUBLIC, _SECRET = (f"STEPWIRE_CURVE_{name}_KEY" for name in ("SERVER", "PUBLIC", "SECRET"))
@@ -154,12 +156,16 @@ def pair(options: Options, out: str, server_key: str | None) -> None:
 @output.columns_option
 @click.pass_obj
 def list_principals(options: Options) -> None:
-    """List the principals with their state: valid, expired or revoked. Invalid files are printed to stderr."""
+    """List the principals with their state (valid, expired or revoked) and their last use, to the hour.
+
+    Invalid files are printed to stderr.
+    """
     places = _places(options)
     reading = Clients(places.clients_dir).read() if places.clients_dir.exists() else None
     clients = reading.clients if reading is not None else ()
     none = f"{places.clients_dir} has no principals; create one: stepwire keys new NAME --handlers PATTERN --out FILE"
-    output.several(options, [_shown(client) for client in clients], COLUMNS, none)
+    uses = read_uses(uses_file(places.clients_dir))
+    output.several(options, [_shown(client, uses) for client in clients], COLUMNS, none)
     for fault in reading.faults if reading is not None else ():
         output.note(options, f"invalid: {fault}")
     if server_key.next_file(places.secret_file).exists():
@@ -171,10 +177,14 @@ def list_principals(options: Options) -> None:
 @click.argument("name")
 @click.pass_obj
 def show(options: Options, name: str) -> None:
-    """Print the keys and the rights of a principal."""
+    """Print the keys and the rights of a principal, and the last use of each key, to the hour."""
+    places = _places(options)
     with _Failures():
-        client = _client(_places(options), name)
-    output.one(options, _shown(client), f"# {name}: {_state(client)}\n{client_file.text_of(client).rstrip()}")
+        client = _client(places, name)
+    shown = _shown(client, read_uses(uses_file(places.clients_dir)))
+    used = [f"# {proof} was last used at {at or 'an unknown time'}" for proof, at in shown["last_uses"].items()]
+    text = "\n".join([f"# {name}: {_state(client)}", *used, client_file.text_of(client).rstrip()])
+    output.one(options, shown, text)
 
 
 @keys.command()
@@ -341,8 +351,10 @@ def _write_worker_file(path: Path, server_public: str | None, made: KeyPair) -> 
     trusted_text.write_new(path, "".join(f"{name}='{key}'\n" for name, key in lines if key is not None))
 
 
-def _shown(client: ClientFile) -> dict[str, Any]:
+def _shown(client: ClientFile, uses: dict[str, int]) -> dict[str, Any]:
+    """`uses`: the times of last use, by the proofs of identity."""
     grant = client.grant
+    used = {line: uses.get(proof) for line, proof in proofs_of(client).items()}
     return {
         "name": client.name,
         "state": _state(client),
@@ -358,6 +370,8 @@ def _shown(client: ClientFile) -> dict[str, Any]:
         "slots": grant.slots,
         "messages_per_s": grant.messages_per_s,
         "bytes_per_s": grant.bytes_per_s,
+        "last_used_at": rfc3339_or_none(max((at for at in used.values() if at is not None), default=None)),
+        "last_uses": {proof: rfc3339_or_none(at) for proof, at in used.items()},
         "expires_at": rfc3339_or_none(grant.expires_ms),
         "revoked_at": rfc3339_or_none(client.revoked_ms),
     }

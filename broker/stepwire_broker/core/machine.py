@@ -28,6 +28,7 @@ from .intake import (
     drain,
     erasure,
     grants,
+    quotas,
     routing_rules,
     storing,
     submission,
@@ -215,11 +216,14 @@ def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
 
 
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
-    """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal."""
+    """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal.
+
+    A step that a command ended is no culprit: the command is refused, and a step that was held stays held.
+    """
     task = state.tasks.get(task_id)
     if task is None:
         return
-    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL)
+    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL and not s.ended_by_command)
     discard(state, task, now)
     state.unloaded += 1
     request = state.next_read()
@@ -459,6 +463,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **routing_rules.COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
+    events.QuotasChanged: quotas.on_quotas_changed,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -332,8 +332,8 @@ FAULTS: Final = (
     Fault(
         "a step that was refused unread may start later",
         HOLDINGS,
-        "            if item not in self._held:\n                self.tombstones.add(item, peer, batch, now_ms)\n",
-        "            pass\n",
+        "        self.tombstones.add([item for item in items if item not in self._held], peer, batch, now_ms)\n",
+        "        pass\n",
     ),
     Fault(
         "an accept is cancelled by results of another broker",
@@ -426,7 +426,7 @@ FAULTS: Final = (
     Fault(
         "the timeout counts from the receipt",
         RUNS,
-        "        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms)\n",
+        "        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms, may_need_opening)\n",
         "        held.run = Run(held.item, step, held.offer, held.peer.lease, NEVER,"
         " min(ends_ms, held.received_ms + timeout_ms))\n",
     ),
@@ -517,9 +517,8 @@ FAULTS: Final = (
     Fault(
         "results are acknowledged for ever",
         REPORTING,
-        "                for held in acked.done:\n                    self._holdings.bury(held, now_ms)\n\n"
-        "    def on_refused",
-        "                for held in acked.done:\n                    held.message = None\n\n    def on_refused",
+        "                self._holdings.bury_acknowledged(acked, now_ms)\n",
+        "                for held in acked.done:\n                    held.message = None\n",
     ),
     Fault(
         "an ack has no effect",

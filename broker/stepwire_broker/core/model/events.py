@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
-from stepwire_broker.core.definitions.settings import ExecutionSettings
+from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
@@ -222,6 +222,12 @@ class Reconfigure(Struct, frozen=True):
     execution: ExecutionSettings
 
 
+class QuotasChanged(Struct, frozen=True):
+    """Use these quotas from now on, by namespace. Steps that are open already stay."""
+
+    quotas: Mapping[str, QuotaSettings]
+
+
 class GrantsChanged(Struct, frozen=True):
     """Use these grants from now on, and no others. A principal without a grant is revoked: its sessions get no further
     step, and nothing that it sends counts. An operator states that the workers of `declared_dead` have ended."""
@@ -273,6 +279,7 @@ Event: TypeAlias = (
     | LoopWasLate
     | Tick
     | Reconfigure
+    | QuotasChanged
     | GrantsChanged
     | ActionNoticed
     | Drain

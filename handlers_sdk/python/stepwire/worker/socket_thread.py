@@ -228,7 +228,8 @@ class SocketThread:
 
     def _run(self, action: Run) -> None:
         context = Context(action.step, started_ms=0.0, timeout_at_ms=NEVER, clock=now_ms, report=self.report_progress)
-        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context, self._edge)
+        edge = self._edge if action.may_need_opening else None
+        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context, edge)
         self._runners.submit(call)
 
     def _look_for_brokers(self) -> None:
