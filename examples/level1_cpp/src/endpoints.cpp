@@ -6,7 +6,15 @@
 
 namespace stepwire {
 namespace {
-constexpr double kRebuildMs = 15000, kUnlistedMs = 600000;
+constexpr double kRebuildMs = 15000, kKeyRetryMs = 5000, kUnlistedMs = 600000;
+
+std::vector<std::string> keys_of(const std::string& broker, const std::vector<json>& entries) {
+  std::vector<std::string> keys;
+  for (auto& entry : entries)
+    if (entry["broker"] == broker && entry.contains("server_key") && entry["server_key"].is_string())
+      keys.push_back(entry["server_key"]);
+  return keys;
+}
 }  // namespace
 
 void Session::follow_lists(Broker& sender, const json& list) {
@@ -34,12 +42,38 @@ void Session::follow_lists(Broker& sender, const json& list) {
       Link link{entry["steps"], entry["results"]};
       std::string id = entry["broker"], key = entry.contains("server_key") && entry["server_key"].is_string() ? entry["server_key"] : json("");
       if (std::any_of(pairs_.begin(), pairs_.end(), [&](auto& pair) { return pair.broker == id || pair.link == link; })) continue;
-      pairs_.push_back({link, id, key, false, now_, now_});
+      pairs_.push_back({link, id, key, "", false, now_, now_});
       Action action{Action::Connect};
       action.link = link, action.server_key = key;
       emit(action);
     }
+  if (config_.curve) follow_key(sender, keys_of(sender.id, entries));
   note_listed();
+}
+
+// The sender's key has changed: its pair is connected again with the new one.
+void Session::follow_key(Broker& sender, const std::vector<std::string>& keys) {
+  if (keys.empty()) return;
+  auto before = sender.keys.empty() ? keys : sender.keys;
+  sender.keys = keys;
+  for (auto& pair : pairs_)
+    if (pair.broker == sender.id && before[0] != keys[0] && pair.used_key != keys[0]) connect_with(pair, keys[0]);
+}
+
+void Session::connect_with(Pair& pair, const std::string& key) {
+  pair.since = now_;
+  pair.used_key = pair.server_key = key;
+  Action gone{Action::Disconnect}, again{Action::Connect};
+  gone.link = again.link = pair.link;
+  again.server_key = key;
+  emit(gone);
+  emit(again);
+}
+
+// The silence after which a pair is connected again: shorter if its broker has listed several keys.
+double Session::silence_of(const Pair& pair) const {
+  auto b = brokers_.find(pair.broker);
+  return b != brokers_.end() && b->second.keys.size() > 1 ? kKeyRetryMs : kRebuildMs;
 }
 
 void Session::note_listed() {
@@ -74,7 +108,15 @@ void Session::watch_pairs() {
       at = pairs_.erase(at);
       continue;
     }
-    if (now_ >= heard(*at) + kRebuildMs) {
+    auto keys = b == brokers_.end() ? std::vector<std::string>{} : b->second.keys;
+    if (now_ < heard(*at) + silence_of(*at)) {
+      ++at;
+      continue;
+    }
+    if (!keys.empty()) {
+      auto used = std::find(keys.begin(), keys.end(), at->used_key.empty() && keys.size() > 1 ? keys[0] : at->used_key);
+      connect_with(*at, used == keys.end() || used + 1 == keys.end() ? keys[0] : *(used + 1));
+    } else {
       at->since = now_;
       Action action{Action::Rebuild};
       action.link = at->link, action.server_key = at->server_key;

@@ -6,7 +6,7 @@
 
 namespace stepwire {
 namespace {
-constexpr double kRebuildMs = 15000, kUnlistedMs = 600000;
+constexpr double kUnlistedMs = 600000;
 constexpr size_t kTombstonesKept = 20000;
 }  // namespace
 
@@ -34,7 +34,7 @@ void Session::at(double now) {
 }
 
 void Session::start() {
-  for (auto& link : config_.links) pairs_.push_back({link, "", "", true, now_, now_});
+  for (auto& link : config_.links) pairs_.push_back({link, "", "", "", true, now_, now_});
   pace_at_ = now_;
   hello_at_ = now_;
   heartbeat_at_ = now_ + interval() * jitter(0.1);
@@ -105,7 +105,7 @@ double Session::wake_at() const {
   for (auto& p : pending_) wake = std::min(wake, p.due);
   for (auto& [rid, e] : outbox_) wake = std::min(wake, e.due);
   for (auto& p : pairs_) {
-    wake = std::min(wake, heard(p) + kRebuildMs);
+    wake = std::min(wake, heard(p) + silence_of(p));
     if (!p.configured) wake = std::min(wake, std::max(p.listed + kUnlistedMs, now_ + 1000));
   }
   return wake;

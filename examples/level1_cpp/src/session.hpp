@@ -100,6 +100,7 @@ class Session {
     std::list<std::pair<int64_t, int64_t>> promises;  // n, free
     json list = json::array();
     bool key_logged = false;
+    std::vector<std::string> keys;  // that it lists for itself, the current one first
   };
   struct Tombstone {
     double until;
@@ -132,7 +133,7 @@ class Session {
   };
   struct Pair {
     Link link;
-    std::string broker, server_key;
+    std::string broker, server_key, used_key;  // used_key: empty before a listed key replaced the first one
     bool configured;
     double since, listed;
   };
@@ -225,6 +226,9 @@ class Session {
 
   void follow_lists(Broker& sender, const json& list);
   void note_listed();
+  void follow_key(Broker& sender, const std::vector<std::string>& keys);
+  void connect_with(Pair& pair, const std::string& key);
+  double silence_of(const Pair& pair) const;
   void watch_pairs();
   double heard(const Pair& pair) const;
 };
