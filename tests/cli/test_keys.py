@@ -136,6 +136,75 @@ def test_a_rotation_keeps_the_old_key_until_it_is_finished(place: Place) -> None
     assert place.stepwire("keys", "rotate", "shop").code == USAGE
 
 
+def configure_next(place: Place) -> None:
+    settings = place.stepwire("keys", "init").out
+    settings += "  next: {steps: 'tcp://127.0.0.1:7421', results: 'tcp://127.0.0.1:7422'}\n"
+    (place.directory / "stepwire.yaml").write_text(settings)
+
+
+def test_a_rotation_of_the_server_key_has_three_phases_and_each_command_names_its_phase(place: Place) -> None:
+    configure_next(place)
+    first = place.stepwire("-o", "json", "keys", "init").json["server_public"]
+    begun = place.stepwire("-o", "json", "keys", "rotate", "--server").json
+    second = begun["next_public"]
+    assert (begun["server_public"], second != first) == (first, True)
+    sentence = f"bus.next serves the next key, {second}; it replaces {first}"
+    assert sentence in place.stepwire("keys", "list").err
+    assert sentence in place.stepwire("config", "validate").err
+    assert sentence in place.stepwire("doctor").out
+    assert (place.directory / ".stepwire/keys/server.key.next").stat().st_mode & 0o777 == 0o600
+    again = place.stepwire("keys", "rotate", "--server")
+    assert (again.code, sentence in again.err) == (WRONG_STATE, True)
+    ended = place.stepwire("-o", "json", "keys", "rotate", "--server", "--finish").json
+    assert ended == {"server_public": second, "next_public": None}
+    assert place.stepwire("-o", "json", "keys", "init").json["server_public"] == second
+    for words in (("keys", "list"), ("config", "validate"), ("doctor",)):
+        done = place.stepwire(*words)
+        assert "next key" not in done.out + done.err
+    assert place.stepwire("keys", "rotate", "--server", "--finish").code == WRONG_STATE
+
+
+def test_a_cancelled_rotation_keeps_the_server_key(place: Place) -> None:
+    configure_next(place)
+    first = place.stepwire("-o", "json", "keys", "init").json["server_public"]
+    assert place.stepwire("keys", "rotate", "--server").code == OK
+    done = place.stepwire("-o", "json", "keys", "rotate", "--server", "--cancel").json
+    assert done == {"server_public": first, "next_public": None}
+    assert place.stepwire("keys", "rotate", "--server", "--cancel").code == WRONG_STATE
+
+
+def test_a_rotation_of_the_server_key_needs_endpoints_for_the_next_key(place: Place) -> None:
+    refused = place.stepwire("keys", "rotate", "--server")
+    assert (refused.code, "bus.next is not set" in refused.err) == (WRONG_STATE, True)
+    assert not (place.directory / ".stepwire/keys/server.key.next").exists()
+
+
+def test_an_invalid_next_key_is_named_and_cannot_replace_the_current_one(place: Place) -> None:
+    configure_next(place)
+    before = (place.directory / ".stepwire/keys/server.key").read_text()
+    place.stepwire("keys", "rotate", "--server")
+    (place.directory / ".stepwire/keys/server.key.next").write_text("secret=short\n")
+    for words in (("keys", "rotate", "--server", "--finish"), ("keys", "list"), ("config", "validate"), ("doctor",)):
+        done = place.stepwire(*words)
+        assert "server.key.next, line 1: `secret` is no key" in done.out + done.err, words
+    assert (place.directory / ".stepwire/keys/server.key").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("shop", "--server"),
+        ("--server", "--out", "x"),
+        ("--server", "--finish", "--cancel"),
+        ("shop", "--cancel"),
+    ],
+)
+def test_a_rotation_is_of_one_principal_or_of_the_server(place: Place, words: tuple[str, ...]) -> None:
+    place.stepwire("keys", "new", "shop", "--out", "shop.key")
+    assert place.stepwire("keys", "rotate", *words).code == USAGE
+
+
 def test_a_principal_shows_its_last_use_and_that_of_each_key(place: Place) -> None:
     place.stepwire("keys", "new", "shop", "--out", "1.key")
     place.stepwire("keys", "rotate", "shop", "--out", "2.key")

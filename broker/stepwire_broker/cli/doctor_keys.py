@@ -26,7 +26,7 @@ _CLIENTS: Final = "bus.curve.clients_dir"
 
 def keys(bus: BusSettings) -> Iterator[Finding]:
     if bus.curve.secret_file is not None:
-        yield _secret(Path(bus.curve.secret_file))
+        yield from _secret(Path(bus.curve.secret_file))
     if bus.curve.clients_dir is not None:
         yield from _clients(Path(bus.curve.clients_dir), time.time_ns() // 1_000_000)
     elif bus.curve.secret_file is not None and any(one.startswith("tcp://") for one in listed(bus.steps)):
@@ -34,12 +34,15 @@ def keys(bus: BusSettings) -> Iterator[Finding]:
         yield Finding("red", _CLIENTS, text, "stepwire keys init prints the setting")
 
 
-def _secret(path: Path) -> Finding:
+def _secret(path: Path) -> Iterator[Finding]:
     try:
-        server_key.read(path)
+        keys = server_key.read_all(path)
     except KeyFileError as error:
-        return Finding("red", _SECRET, str(error), "" if path.exists() else "stepwire keys init")
-    return Finding("ok", _SECRET, f"{path} holds a key pair, and is accessible to its owner only")
+        yield Finding("red", _SECRET, str(error), "" if path.exists() else "stepwire keys init")
+        return
+    yield Finding("ok", _SECRET, f"{path} holds a key pair, and is accessible to its owner only")
+    if keys.next is not None:
+        yield Finding("note", "keys", keys.phase, "to keep the old key: stepwire keys rotate --server --cancel")
 
 
 def _clients(directory: Path, now_ms: int) -> Iterator[Finding]:

@@ -23,6 +23,9 @@ ABOUT: Final[dict[str, str]] = {
     "bus.curve.secret_file": "File with the brokers' CURVE key pair: see `stepwire keys init`. With it, each tcp "
     "endpoint of the bus requires a key.",
     "bus.curve.clients_dir": "Directory with one file per principal: its keys and its grant. See `stepwire keys new`.",
+    "bus.next.steps": "Endpoint of the bus for the key that replaces the brokers' key, such as tcp://0.0.0.0:7421. "
+    "Without a rotation, it serves the current key. See `stepwire keys rotate --server`.",
+    "bus.next.results": "As bus.next.steps, for results.",
     "bus.batch.max_steps": "Maximum number of steps in one message.",
     "bus.batch.max_bytes": "Maximum size of one message with steps.",
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",

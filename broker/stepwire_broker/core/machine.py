@@ -84,6 +84,7 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
+PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 
 
@@ -407,7 +408,14 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results, event.server_key)]
+    is_change = bool(state.peers)
+    broker = state.identity.broker
+    state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
+    if event.next is not None:
+        state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
+    if is_change:
+        state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
+        hello.tell_peers(state, now)
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:

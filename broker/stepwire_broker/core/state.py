@@ -160,6 +160,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
+    peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     level0_handlers: Level0Handlers

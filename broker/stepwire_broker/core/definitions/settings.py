@@ -42,6 +42,13 @@ class CurveSettings(Struct, frozen=True, forbid_unknown_fields=True):
     clients_dir: str | None = None
 
 
+class NextSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A pair of tcp endpoints for the key that replaces the brokers' key. Without a rotation, they serve that key."""
+
+    steps: str | None = None
+    results: str | None = None
+
+
 OneOrMore: TypeAlias = str | tuple[str, ...]
 
 
@@ -50,6 +57,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     results: OneOrMore = "ipc://.stepwire/results.sock"
     ipc_mode: Literal["0600", "0660"] = "0600"
     curve: CurveSettings = CurveSettings()
+    next: NextSettings = NextSettings()
     batch: BatchSettings = BatchSettings()
     heartbeat_ms: PositiveMs = limits.HEARTBEAT_MS
     lease_ms: PositiveMs = limits.LEASE_MS

@@ -131,12 +131,22 @@ class PeerVanished(Struct, frozen=True):
     to: str
 
 
+class NextEndpoints(Struct, frozen=True):
+    """The endpoints that serve the key which will replace the brokers' CURVE key."""
+
+    steps: str
+    results: str
+    server_key: str
+
+
 class EndpointsBound(Struct, frozen=True):
-    """The bus is open. Workers are sent these addresses in `welcome`."""
+    """The bus is open, or its keys have changed. Workers are sent these addresses in `welcome`, and after a change in
+    acks of heartbeats."""
 
     steps: str
     results: str
     server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
+    next: NextEndpoints | None = None  # during a rotation of that key
 
 
 class MessageRefused(Struct, frozen=True):
