@@ -25,7 +25,7 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of
+from .identity import descriptor_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .local_handshakes import LocalHandshakes
 
@@ -41,7 +41,12 @@ SWEEP_S: Final = 0.1
 EVENTS_PER_TURN: Final = 200  # afterwards the loop does other work
 EVENTS_MAX: Final = 5_000  # for an answer that depends on them
 FRAMING_BYTES: Final = 40  # of one frame, at most
-BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
+BLAMELESS: Final = (
+    "connections",
+    "muted_inbox",
+    "revoked",
+    "old_server_key",
+)  # an honest peer may end for these reasons
 
 _LOCAL: Final = b"ipc://"
 _EVENT: Final = struct.Struct("=Hi")
@@ -252,6 +257,11 @@ class Connections:
                 self._blame(connection)
 
     @property
+    def proofs(self) -> set[str]:
+        """The keys and users of the connections that are open and have sent a frame."""
+        return {one.proof for one in self._open.values() if one.proof and not one.is_ended}
+
+    @property
     def blocked(self) -> frozenset[str]:
         """The principals that are blocked now. The authenticator refuses their new connections."""
         now_s = self._loop.time()
@@ -278,6 +288,7 @@ class Connections:
                 self.read_events()  # among them is the success of its handshake
                 self._local.spoke(connection)
             connection.principal = principal
+            connection.proof = proof_of(frame)
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
         return connection
@@ -318,7 +329,9 @@ class Connections:
         if principal == PROCESS:
             return True
         now_s = self._loop.time()
-        usage = self._usage.get(principal) or self._unused(principal, now_s)
+        usage = self._usage.get(principal)
+        if usage is None:
+            usage = self._usage[principal] = _unused(self._grant_of(principal), now_s)
         if connection is not None:
             connection.used_s += 1 / usage.messages.per_s + size / usage.bytes.per_s
         verdict = usage.take(size, now_s)
@@ -329,12 +342,6 @@ class Connections:
         if verdict == "disconnect":
             self._disconnect_heaviest(principal)
         return False
-
-    def _unused(self, principal: str, now_s: float) -> PrincipalUsage:
-        grant = self._grant_of(principal)
-        rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
-        usage = self._usage[principal] = PrincipalUsage.unused(*rates, now_s)
-        return usage
 
     def grants_changed(self) -> None:
         """Apply the rates of new grants."""
@@ -384,3 +391,8 @@ class Connections:
             if not connection.is_admitted and unread > handshakes.READ_BYTES_MAX:
                 self.disconnect(connection, "unauthenticated")
         self._is_steps_read = False
+
+
+def _unused(grant: Grant | None, now_s: float) -> PrincipalUsage:
+    rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
+    return PrincipalUsage.unused(*rates, now_s)
