@@ -37,8 +37,8 @@ DEFAULTS: Final = {
 }
 OTHER_NAMES: Final = {"DrainDefault": "DRAIN_MS", "reportEveryMS": "EVERY_MS"}  # in Go, one package has both
 LACKING: Final = {
-    "STEPWIRE_SECRETS_DIR": {"rust", "node", "ruby", "java"},
-    "STEPWIRE_SEAL_KEYS_FILE": {"rust", "node", "ruby", "java"},
+    "STEPWIRE_SECRETS_DIR": {"rust"},
+    "STEPWIRE_SEAL_KEYS_FILE": {"rust"},
 }  # variables of features that not every SDK has
 AT_BUILD_OR_TEST: Final = {"STEPWIRE_VECTORS", "STEPWIRE_LIBZMQ_DIR"}
 TABLE_COLUMNS: Final = ("python", "ruby", "go", "node", "rust", "java")
