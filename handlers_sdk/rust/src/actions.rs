@@ -152,6 +152,11 @@ impl Run {
         self.decision.compare_exchange(WAITING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// Called by a runner that had to wait after `begin`: the handler must not be called then.
+    pub(crate) fn is_lease_over(&self, now_ms: f64) -> bool {
+        now_ms >= self.lease.lock().expect("no code panics with this lock").until_ms()
+    }
+
     /// Called by the session: true if the run has not begun, and therefore never will.
     pub(crate) fn take_back(&self) -> bool {
         let decided = self.decision.compare_exchange(WAITING, TAKEN_BACK, Ordering::SeqCst, Ordering::SeqCst);

@@ -192,7 +192,8 @@ public final class Context {
    * total and note may be null.
    *
    * <p>Calls are cheap: only the latest report of a run is sent, at most five times a second. A
-   * note with more than 200 characters is cut; a note of a sealed step is not sent. Both numbers must be finite, and at most 2^53.
+   * note with more than 200 characters is cut; a note of a sealed step is not sent. Both numbers
+   * must be finite, and at most 2^53.
    */
   public void progress(Number done, Number total, String note) {
     for (Number number : new Number[] {done, total}) {

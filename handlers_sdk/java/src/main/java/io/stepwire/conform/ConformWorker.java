@@ -73,7 +73,8 @@ public final class ConformWorker {
       case "permanent" -> new Permanent(task.text().orElse("a permanent error"), "conform");
       case "retry" -> new Retry(task.text().orElse("a retryable error"), Duration.ofMillis(1500));
       case "unknown" -> new OutcomeUnknown(task.text().orElse("the outcome is unknown"));
-      case "unavailable" -> new StepError(task.text().orElse("a resource is unavailable"), null, "unavailable");
+      case "unavailable" ->
+          new StepError(task.text().orElse("a resource is unavailable"), null, "unavailable");
       default -> new IllegalStateException(task.text().orElse("an ordinary error"));
     };
   }

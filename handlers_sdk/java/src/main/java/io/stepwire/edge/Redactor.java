@@ -83,8 +83,7 @@ final class Redactor {
         .pattern
         .matcher(text)
         .replaceAll(
-            found ->
-                Matcher.quoteReplacement("[secret " + current.names.get(found.group()) + "]"));
+            found -> Matcher.quoteReplacement("[secret " + current.names.get(found.group()) + "]"));
   }
 
   /** A copy of a decoded JSON value without the secrets' values in its strings and keys. */

@@ -85,8 +85,7 @@ final class SealKeyFile {
       throw new ConfigurationError(subject + ": it belongs to another user");
     }
     if ((facts.mode() & FOR_OTHERS) != 0) {
-      throw new ConfigurationError(
-          subject + ": its group or others may use it: chmod 600 " + path);
+      throw new ConfigurationError(subject + ": its group or others may use it: chmod 600 " + path);
     }
     if (facts.size() > BYTES_MAX) {
       throw new ConfigurationError(subject + ": it has more than " + BYTES_MAX + " bytes");

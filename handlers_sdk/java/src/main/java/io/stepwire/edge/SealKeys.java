@@ -105,8 +105,7 @@ final class SealKeys {
       return plaintext;
     } catch (GeneralSecurityException | IllegalArgumentException | CharacterCodingException fault) {
       String where = step == null ? "another task" : "another task or step";
-      throw new NotUnsealed(
-          subject + "was changed after it was sealed, or it belongs to " + where);
+      throw new NotUnsealed(subject + "was changed after it was sealed, or it belongs to " + where);
     }
   }
 

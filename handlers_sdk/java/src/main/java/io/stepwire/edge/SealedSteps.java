@@ -86,7 +86,9 @@ final class SealedSteps {
         List.of(new String(payload, StandardCharsets.UTF_8)));
   }
 
-  /** The text of the error as JSON. If it is too long, the first lines of the trace explain most. */
+  /**
+   * The text of the error as JSON. If it is too long, the first lines of the trace explain most.
+   */
   static byte[] textOf(ErrorDetail error) {
     String message = cut(error.message(), MESSAGE_CHARS_MAX);
     List<String> lines = error.backtrace() == null ? List.of() : error.backtrace();

@@ -37,8 +37,7 @@ final class SecretFiles {
     try {
       Path path = root.resolve(name).toRealPath();
       if (!path.startsWith(root)) {
-        throw new SecretUnavailable(
-            secret + ": its file is a link that leads out of " + directory);
+        throw new SecretUnavailable(secret + ": its file is a link that leads out of " + directory);
       }
       checkFile(where, PrivateFiles.of(path));
       try (InputStream file = Files.newInputStream(path, LinkOption.NOFOLLOW_LINKS)) {

@@ -218,11 +218,9 @@ class SealedTest {
     before.put("skipped", null);
     Map<String, Object> context = new LinkedHashMap<>(CONTEXT);
     context.put("key", Map.of("$secret", "k"));
-    broker.step(
-        1, "assess", sealed("context", null, context), Map.of("previous_results", before));
+    broker.step(1, "assess", sealed("context", null, context), Map.of("previous_results", before));
     Map<?, ?> output = (Map<?, ?>) broker.result(1).get("output");
-    assertEquals(
-        List.of("$sealed", "kid", "nonce", "data", "clear"), List.copyOf(output.keySet()));
+    assertEquals(List.of("$sealed", "kid", "nonce", "data", "clear"), List.copyOf(output.keySet()));
     assertEquals(Map.of("review", true), output.get("clear"));
     Map<?, ?> plain = (Map<?, ?>) unsealed("output", output);
     context.put("key", "[secret k]");

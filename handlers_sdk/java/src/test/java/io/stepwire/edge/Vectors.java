@@ -35,8 +35,7 @@ final class Vectors {
         .map(
             vector ->
                 DynamicTest.dynamicTest(
-                    String.valueOf(vector.getOrDefault("name", vector)),
-                    () -> check.accept(vector)));
+                    "vector " + vector.getOrDefault("name", vector), () -> check.accept(vector)));
   }
 
   /** Sets the nine bits of a mode like {@code 0640}; the sticky bit by the system's own program. */
