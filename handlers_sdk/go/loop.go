@@ -67,7 +67,7 @@ func newLoop(config *session.Config, handlers []*handler, keys *wire.Keys, opene
 		concurrency[i] = h.offer.Concurrency
 	}
 	l.slots = slots.New[*call](config.Slots, concurrency)
-	l.events = &workerEvents{logger, l.session.LinkOf, map[string]string{}}
+	l.events = &workerEvents{logger, l.session.LinkOf, map[string]string{}, keys}
 	l.search = &brokerSearch{reportAtMS: session.Never, report: l.reportNoBroker}
 	return l
 }
@@ -98,7 +98,7 @@ func (l *loop) reportProgress(entry codec.ProgressItem) {
 }
 
 func (l *loop) reportNoBroker(link session.Link, seconds int) {
-	endpoint, reason := diagnosis(link, l.keys != nil)
+	endpoint, reason := diagnosis(link, l.keys)
 	l.events.log(session.Warning, "no_broker", session.Facts{"endpoint": endpoint, "reason": reason, "seconds": seconds})
 }
 

@@ -41,14 +41,15 @@ setup() {
 }
 
 build() {
-  quietly cargo build --release --locked --bins
+  quietly cargo build --release --locked --bins --features sealed
   echo "rust build ok"
 }
 
 lint() {
   quietly cargo fmt --check
   quietly cargo clippy --locked --all-targets -- -D warnings
-  quietly env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+  quietly cargo clippy --locked --all-targets --features sealed -- -D warnings
+  quietly env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features sealed
   echo "rust lint ok"
 }
 
@@ -70,7 +71,8 @@ counted() {
 }
 
 tests() {
-  counted cargo test --locked --lib --bins --test handlers
+  counted cargo test --locked --features sealed --lib --bins --test handlers --test panics
+  counted cargo test --locked --lib edge:: # without the feature
   counted cargo test --locked --doc
   [ "$failed" -ne 0 ] || echo "rust test ok"
 }

@@ -15,7 +15,7 @@ ERROR_MESSAGE: Final = "the error is sealed: stepwire task show --unseal prints 
 
 
 class SealedPlace(NamedTuple):
-    """What a payload is bound to. `step` is empty for a context."""
+    """The place to which a payload is bound. `step` is empty for a context."""
 
     kind: str
     namespace: str

@@ -242,7 +242,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "no_tombstone_after_the_ack": Fault(
         "duplicates.acknowledged",
-        edit(HeldDeliveries, "bury", "self.tombstones.add(held.item, held.peer, held.batch, now_ms)", "pass"),
+        edit(HeldDeliveries, "bury_acknowledged", "self.tombstones.add(items, peer, message.batch, now_ms)", "pass"),
     ),
     "items_by_step_alone": Fault(
         "duplicates.new_delivery",

@@ -36,10 +36,7 @@ DEFAULTS: Final = {
     "EVERY_MS": 300_000,
 }
 OTHER_NAMES: Final = {"DrainDefault": "DRAIN_MS", "reportEveryMS": "EVERY_MS"}  # in Go, one package has both
-LACKING: Final = {
-    "STEPWIRE_SECRETS_DIR": {"rust"},
-    "STEPWIRE_SEAL_KEYS_FILE": {"rust"},
-}  # variables of features that not every SDK has
+LACKING: Final[dict[str, set[str]]] = {}  # variables of features that not every SDK has: the languages without them
 AT_BUILD_OR_TEST: Final = {"STEPWIRE_VECTORS", "STEPWIRE_LIBZMQ_DIR"}
 TABLE_COLUMNS: Final = ("python", "ruby", "go", "node", "rust", "java")
 

@@ -46,6 +46,8 @@ async def echo(ctx: Context, value: Any) -> Any:
 
 
 async def fail(ctx: Context, value: dict[str, Any]) -> None:
+    if value.get("log"):
+        ctx.log.info(value["log"])
     raise _ERRORS[value["kind"]](value.get("text"))
 
 

@@ -152,6 +152,11 @@ impl Run {
         self.decision.compare_exchange(WAITING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
+    /// Called by a runner that had to wait after `begin`: the handler must not be called then.
+    pub(crate) fn is_lease_over(&self, now_ms: f64) -> bool {
+        now_ms >= self.lease.lock().expect("no code panics with this lock").until_ms()
+    }
+
     /// Called by the session: true if the run has not begun, and therefore never will.
     pub(crate) fn take_back(&self) -> bool {
         let decided = self.decision.compare_exchange(WAITING, TAKEN_BACK, Ordering::SeqCst, Ordering::SeqCst);
@@ -215,6 +220,7 @@ pub enum Event {
     MessageRefused { broker: String, refused: Option<String>, code: String, message: String },
     LinkRebuilt { link: Link, broker: Option<String> },
     LinkRemoved { link: Link, broker: String },
+    ServerKeyChanged { link: Link, broker: String },
     BrokerIgnored { broker: String },
     ConnectFailed { endpoint: String, error: String },
     NoBroker { endpoint: String, reason: String, seconds: u64 },

@@ -61,7 +61,6 @@ impl Signal {
 }
 
 struct Inner {
-    step: Arc<StepRequest>,
     started_ms: AtomicU64,
     timeout_at_ms: AtomicU64,
     cancelled: Signal,
@@ -76,6 +75,8 @@ struct Inner {
 /// twice. `delivery` only increases: a store that keeps the highest value can refuse writes of an earlier run.
 #[derive(Clone)]
 pub struct Context {
+    step: Arc<StepRequest>,
+    is_sealed: bool, // notes of progress are not sent, and texts of errors are not logged
     inner: Arc<Inner>,
 }
 
@@ -88,8 +89,9 @@ impl std::fmt::Debug for Context {
 impl Context {
     pub(crate) fn new(step: Arc<StepRequest>, report: ProgressReport) -> Self {
         Self {
+            step,
+            is_sealed: false,
             inner: Arc::new(Inner {
-                step,
                 started_ms: AtomicU64::new(0),
                 timeout_at_ms: AtomicU64::new(NEVER.to_bits()),
                 cancelled: Signal::default(),
@@ -101,76 +103,85 @@ impl Context {
     }
 
     pub(crate) fn step(&self) -> &Arc<StepRequest> {
-        &self.inner.step
+        &self.step
+    }
+
+    /// The same run, with the step as its handler receives it.
+    pub(crate) fn with_step(&self, step: Arc<StepRequest>, is_sealed: bool) -> Self {
+        Self { step, is_sealed, inner: self.inner.clone() }
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.is_sealed
     }
 
     // -- the step -----------------------------------------------------------------------------------------------------
 
     /// The task that the step belongs to.
     pub fn task_id(&self) -> u64 {
-        self.inner.step.task_id
+        self.step.task_id
     }
 
     /// The step.
     pub fn step_id(&self) -> u64 {
-        self.inner.step.step_id
+        self.step.step_id
     }
 
     /// The name of the step in its workflow.
     pub fn step_name(&self) -> &str {
-        &self.inner.step.step_name
+        &self.step.step_name
     }
 
     /// The name under which the workflow calls this handler.
     pub fn handler_class(&self) -> &str {
-        &self.inner.step.handler_class
+        &self.step.handler_class
     }
 
     /// The number of failed attempts before this one.
     pub fn attempt(&self) -> u64 {
-        self.inner.step.metadata.attempt
+        self.step.metadata.attempt
     }
 
     /// The number of retries that the step's policy allows.
     pub fn retry_limit(&self) -> u64 {
-        self.inner.step.metadata.retry_limit
+        self.step.metadata.retry_limit
     }
 
     /// The number of this dispatch of the step.
     pub fn delivery(&self) -> u64 {
-        self.inner.step.delivery
+        self.step.delivery
     }
 
     /// How often the step may be dispatched.
     pub fn delivery_mode(&self) -> DeliveryMode {
-        self.inner.step.delivery_mode
+        self.step.delivery_mode
     }
 
     /// The same in every attempt and delivery of the step.
     pub fn idempotency_key(&self) -> &str {
-        &self.inner.step.metadata.idempotency_key
+        &self.step.metadata.idempotency_key
     }
 
     /// The trace context (W3C). Pass it on with each request.
     pub fn traceparent(&self) -> Option<&str> {
-        self.inner.step.metadata.traceparent.as_deref()
+        self.step.metadata.traceparent.as_deref()
     }
 
     /// The vendor part of the trace context. Pass it on together with `traceparent`.
     pub fn tracestate(&self) -> Option<&str> {
-        self.inner.step.metadata.tracestate.as_deref()
+        self.step.metadata.tracestate.as_deref()
     }
 
     /// True in a shadow run. The result is only compared, so the run must have no effects.
     pub fn is_shadow(&self) -> bool {
-        self.inner.step.metadata.shadow
+        self.step.metadata.shadow
     }
 
     // -- input --------------------------------------------------------------------------------------------------------
 
     /// The step's `handler_config`.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, StepError> {
-        decode_data(self.inner.step.raw_config())
+        decode_data(self.step.raw_config())
             .map_err(|error| StepError::permanent(format!("the handler_config has another form: {error}")))
     }
 
@@ -186,13 +197,13 @@ impl Context {
 
     /// The outputs of all steps that this step depends on, by step name.
     pub fn results<T: DeserializeOwned>(&self) -> Result<T, StepError> {
-        decode_data(self.inner.step.raw_results())
+        decode_data(self.step.raw_results())
             .map_err(|error| StepError::permanent(format!("the results have another form: {error}")))
     }
 
     /// The input as JSON: the step's `input` if its workflow defines one, otherwise the whole task context.
     pub fn raw_input(&self) -> &str {
-        self.inner.step.raw_input()
+        self.step.raw_input()
     }
 
     // -- time ---------------------------------------------------------------------------------------------------------
@@ -259,7 +270,7 @@ impl Context {
     /// Reports the progress of this run: `done` of `total`, and a short note for people.
     ///
     /// Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
-    /// characters is cut after 199, and ends with `…`.
+    /// characters is cut after 199, and ends with `…`; a note of a sealed step is not sent.
     ///
     /// # Errors
     /// A number that is not finite, or beyond 2^53.
@@ -270,13 +281,14 @@ impl Context {
                 "progress({done:?}, {total:?}): both must be finite numbers up to 2^53"
             )));
         }
-        (self.inner.report)(self.inner.step.item(), done, total, note.map(|note| shortened(note, NOTE_CHARS_MAX)));
+        let note = note.filter(|_| !self.is_sealed).map(|note| shortened(note, NOTE_CHARS_MAX));
+        (self.inner.report)(self.step.item(), done, total, note);
         Ok(())
     }
 
     /// A logger whose records carry the step's ids. It writes to stderr, unless the program has set a sink.
     pub fn log(&self) -> StepLogger<'_> {
-        StepLogger::new(&self.inner.step)
+        StepLogger::new(&self.step)
     }
 
     // -- for the runner -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::actions::Link;
 use crate::curve::{self, CurveKeys};
+use crate::edge::{SEAL_KEYS_FILE, SECRETS_DIRECTORY};
 use crate::errors::ConfigurationError;
 use crate::protocol::{limits, topics};
 use crate::texts::quoted;
@@ -35,6 +36,10 @@ pub struct Environment {
     pub handler_version: String,
     /// The keys of CURVE; None: no encryption.
     pub curve: Option<CurveKeys>,
+    /// A directory with one file for each secret, to which a step refers as `{"$secret": "stripe/live"}`.
+    pub secrets_dir: Option<String>,
+    /// A file with the keys of sealed payloads. Needs the feature `sealed`.
+    pub seal_keys_file: Option<String>,
 }
 
 impl Default for Environment {
@@ -47,12 +52,15 @@ impl Default for Environment {
             labels: BTreeMap::new(),
             handler_version: String::new(),
             curve: None,
+            secrets_dir: None,
+            seal_keys_file: None,
         }
     }
 }
 
 impl Environment {
-    /// Reads STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*.
+    /// Reads STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_*, _SECRETS_DIR and
+    /// _SEAL_KEYS_FILE.
     pub fn read() -> Result<Self, ConfigurationError> {
         Self::read_from(|name| std::env::var(name).ok())
     }
@@ -67,6 +75,8 @@ impl Environment {
             labels: labels(&set("STEPWIRE_LABELS").unwrap_or_default())?,
             handler_version: set("STEPWIRE_HANDLER_VERSION").unwrap_or_default(),
             curve: curve::read(&set)?,
+            secrets_dir: set(SECRETS_DIRECTORY),
+            seal_keys_file: set(SEAL_KEYS_FILE),
         })
     }
 }

@@ -160,7 +160,7 @@ impl fmt::Debug for StepError {
 }
 
 /// `std::num::error::ParseIntError` → `ParseIntError`; parameters of generic types are left out.
-fn short_name(type_name: &str) -> &str {
+pub(crate) fn short_name(type_name: &str) -> &str {
     let plain = type_name.split('<').next().unwrap_or(type_name);
     plain.rsplit("::").next().unwrap_or(plain)
 }

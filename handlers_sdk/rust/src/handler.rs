@@ -257,6 +257,15 @@ fn failed(step: &StepRequest, error: &StepError, took_ms: f64, version: Option<&
     failure(step, Status::Failed, detail, Some(metadata(took_ms, version)))
 }
 
+/// The result of a handler that was not called, because this worker cannot open the step. A retry may succeed.
+pub(crate) fn not_opened(step: &StepRequest, code: &str, message: &str, category: Option<&str>) -> StepResult {
+    let mut result = error(step, code, message.to_owned(), Some(true), None);
+    if let Some(detail) = &mut result.error {
+        detail.category = category.map(str::to_owned);
+    }
+    result
+}
+
 /// The result of a handler that panicked. `at` is the place.
 pub(crate) fn panicked(
     handler: &Handler,

@@ -40,6 +40,7 @@ mod context;
 mod curve;
 #[doc(hidden)]
 pub mod driver;
+mod edge;
 pub mod environment;
 mod errors;
 mod finite;

@@ -6,11 +6,13 @@
 //!
 //! A program that has its own logging passes a function to [`set_sink`], for example one that calls `log` or `tracing`.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::RwLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use crate::actions::Level;
+use crate::edge::redact;
 use crate::protocol::messages::StepRequest;
 use crate::sys::os;
 
@@ -62,6 +64,14 @@ pub fn set_sink(sink: impl Fn(&Record) + Send + Sync + 'static) {
 }
 
 pub(crate) fn write(record: &Record) {
+    let redacted;
+    let record = match redact(&record.text) {
+        Cow::Borrowed(_) => record,
+        Cow::Owned(text) => {
+            redacted = Record { text, ..record.clone() };
+            &redacted
+        }
+    };
     let sink = SINK.read().unwrap_or_else(|poisoned| poisoned.into_inner());
     match &*sink {
         Some(sink) => sink(record),

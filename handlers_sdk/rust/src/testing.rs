@@ -29,6 +29,7 @@ use serde_json::Value;
 
 use crate::actions::{Lease, Run, StopReason, NEVER};
 use crate::context::Context;
+use crate::edge::{Edge, Resolver};
 use crate::handler::{Function, Handler};
 use crate::identity::now_ms;
 use crate::protocol::limits::TIMEOUT_DEFAULT_MS;
@@ -89,6 +90,7 @@ pub struct Step {
     metadata: StepMetadata,
     mode: DeliveryMode,
     cancel_after: Option<Duration>,
+    secrets: Option<BTreeMap<String, String>>,
 }
 
 fn raw<T: Serialize>(value: T) -> Box<RawValue> {
@@ -114,6 +116,7 @@ impl Step {
             },
             mode: DeliveryMode::AtLeastOnce,
             cancel_after: None,
+            secrets: None,
         }
     }
 
@@ -127,6 +130,12 @@ impl Step {
     /// The `handler_config` of the step.
     pub fn config<T: Serialize>(mut self, config: T) -> Self {
         self.config = raw(config);
+        self
+    }
+
+    /// The value of a secret to which the input or the configuration refers.
+    pub fn secret(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.secrets.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
         self
     }
 
@@ -170,7 +179,8 @@ impl Step {
     /// and from async tests: the handler has a thread and a runtime of its own.
     pub fn run(self, handler: Handler) -> Outcome {
         let name = handler.name().to_owned();
-        self.call(Arc::new(handler), name)
+        let edge = Arc::new(Edge::new(None, None, None).expect("an edge without settings"));
+        self.call(Arc::new(handler), name, edge)
     }
 
     /// Runs the handler that this worker would choose for the handler_class.
@@ -184,10 +194,17 @@ impl Step {
             let names: Vec<&str> = handlers.iter().map(|handler| handler.name()).collect();
             panic!("the worker does not offer {handler_class:?}; it offers {}", names.join(", "))
         });
-        self.call(handlers[number].clone(), handler_class.to_owned())
+        self.call(handlers[number].clone(), handler_class.to_owned(), worker.edge().clone())
     }
 
-    fn call(self, handler: Arc<Handler>, handler_class: String) -> Outcome {
+    fn call(mut self, handler: Arc<Handler>, handler_class: String, edge: Arc<Edge>) -> Outcome {
+        let edge = match self.secrets.take() {
+            None => edge,
+            Some(secrets) => {
+                let resolver: Resolver = Box::new(move |name| Ok(secrets.get(name).cloned()));
+                Arc::new(Edge::new(None, Some(resolver), None).expect("an edge without files"))
+            }
+        };
         let progress = Arc::new(Mutex::new(Vec::new()));
         let recorded = progress.clone();
         let report = Arc::new(move |_, done, total, note| {
@@ -200,7 +217,7 @@ impl Step {
         let lease = Arc::new(Lease::default());
         lease.set(NEVER);
         let run = Arc::new(Run::new(step.item(), step.clone(), 0, lease, timeout_ms as f64, NEVER));
-        let call = HandlerCall { run, handler, context: Context::new(step, report) };
+        let call = HandlerCall { run, handler, context: Context::new(step, report), edge };
         let ended = thread::scope(|scope| {
             let (has_ended, wait_for_end) = channel::<()>();
             let context = call.context.clone();
@@ -234,6 +251,7 @@ impl Step {
             delivery: 1,
             delivery_mode: self.mode,
             metadata: self.metadata,
+            may_need_opening: true,
         }
     }
 }

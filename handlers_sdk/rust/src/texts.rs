@@ -1,15 +1,18 @@
-//! Texts of handlers in a form that every broker accepts.
+//! Texts of handlers in a form that every broker accepts, without the values of secrets.
+
+use crate::edge::redact;
 
 pub(crate) const MESSAGE_CHARS_MAX: usize = 2000;
 pub(crate) const CODE_CHARS_MAX: usize = 128;
 
-/// The text without U+0000, cut to `chars_max` characters.
+/// The text without U+0000 and without values of secrets, cut to `chars_max` characters.
 pub(crate) fn clean(text: &str, chars_max: usize) -> String {
-    text.chars().take(chars_max).map(|c| if c == '\0' { '\u{FFFD}' } else { c }).collect()
+    redact(text).chars().take(chars_max).map(|c| if c == '\0' { '\u{FFFD}' } else { c }).collect()
 }
 
 /// The same, but a text that was cut ends with `…`.
 pub(crate) fn shortened(text: &str, chars_max: usize) -> String {
+    let text = &*redact(text); // before the cut, which could leave a part of a value
     if text.chars().nth(chars_max).is_none() {
         return clean(text, chars_max);
     }

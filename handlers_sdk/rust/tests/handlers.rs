@@ -273,3 +273,65 @@ fn a_handler_that_cannot_work_is_refused_with_a_sentence() {
     let mut empty = Worker::new(Environment::default()).unwrap();
     assert_eq!(fault(empty.start()), "the worker has no handlers: register some with worker.handle(...)");
 }
+
+// -- secrets ----------------------------------------------------------------------------------------------------------
+
+const KEY: &str = "sk_live_5eb63bbbe01eeed0";
+
+fn with_secret(input: Value) -> Step {
+    Step::with_input(input).config(json!({"key": {"$secret": "stripe/live"}})).secret("stripe/live", KEY)
+}
+
+#[test]
+fn a_reference_to_a_secret_is_replaced_and_its_value_leaves_the_run_nowhere() {
+    async fn pay(ctx: Context, input: Value) -> Result<Value, StepError> {
+        let config: Value = ctx.config()?;
+        let key = config["key"].as_str().unwrap_or_default();
+        assert_eq!(key, KEY);
+        ctx.progress(1.0, None, Some(&format!("using {key}")))?;
+        match input["kind"].as_str() {
+            Some("panic") => panic!("refused {key}"),
+            Some("permanent") => Err(StepError::permanent(format!("refused {key}"))),
+            Some("error") => Err(std::io::Error::new(std::io::ErrorKind::Other, format!("refused {key}")).into()),
+            _ => Ok(json!({"authorization": format!("Bearer {key}"), key: 1})),
+        }
+    }
+    let outcome = with_secret(json!({})).run(Handler::new("pay", pay));
+    let expected = json!({"authorization": "Bearer [secret stripe/live]", "[secret stripe/live]": 1});
+    assert_eq!(outcome.output::<Value>(), expected);
+    assert_eq!(outcome.progress[0].note.as_deref(), Some("using [secret stripe/live]"));
+    for kind in ["panic", "permanent", "error"] {
+        let outcome = with_secret(json!({ "kind": kind })).run(Handler::new("pay", pay));
+        let text = format!("{outcome:?}");
+        assert!(text.contains("refused [secret stripe/live]") && !text.contains(KEY), "{text}");
+    }
+}
+
+#[test]
+fn a_blocking_handler_receives_the_values_of_secrets() {
+    let handler = Handler::blocking("pay", |_ctx: Context, input: Value| -> Result<usize, StepError> {
+        Ok(input["card"].as_str().map_or(0, str::len))
+    });
+    let outcome = Step::with_input(json!({"card": {"$secret": "card"}})).secret("card", "4929-7654").run(handler);
+    assert_eq!(outcome.output::<usize>(), 9);
+}
+
+#[test]
+fn a_step_whose_secret_is_missing_is_not_run() {
+    async fn pay(_ctx: Context, _input: Value) -> Result<Value, StepError> {
+        panic!("the handler was called")
+    }
+    let outcome = Step::with_input(json!({"card": {"$secret": "card"}})).secret("x", "y").run(Handler::new("pay", pay));
+    assert_eq!((outcome.status, outcome.code()), (Status::Error, "secret_unavailable"));
+    let error = outcome.error.unwrap();
+    assert_eq!((error.retryable, error.category), (Some(true), None));
+    assert_eq!(error.message, "secret 'card': the resolver of this worker does not know it");
+}
+
+#[test]
+fn an_input_that_does_not_fit_is_refused_without_the_value_of_a_secret() {
+    let handler = Handler::new("pay", |_ctx: Context, input: u64| async move { Ok::<_, StepError>(input) });
+    let outcome = Step::with_input(json!({"$secret": "card"})).secret("card", "4929-7654-0001").run(handler);
+    assert_eq!(outcome.code(), "bad_input");
+    assert!(!outcome.error.unwrap().message.contains("4929"));
+}

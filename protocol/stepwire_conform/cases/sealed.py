@@ -216,6 +216,7 @@ def no_keys(stage: Stage) -> None:
     Level.HARDENED,
     "A file of keys that other users can read is refused at the start, in a sentence",
     "21",
+    needs="conform.echo",
     strength="should",
     auto=False,
     optional=True,
@@ -223,7 +224,8 @@ def no_keys(stage: Stage) -> None:
 def key_file(stage: Stage) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "seal.keys"
-        write(file, SealKey("2026-11").line, mode=0o644)
+        seals = Seals()
+        write(file, seals.first.line, mode=0o644)
         stage.may_end = True
         stage.open_brokers()
         stage.start(STEPWIRE_SEAL_KEYS_FILE=str(file))
@@ -231,7 +233,10 @@ def key_file(stage: Stage) -> None:
             lambda: stage.running.exit_code() is not None or bool(stage.inbox), "end of the program", within_s=START_S
         )
         if stage.inbox:
-            raise Missing("the worker does not read STEPWIRE_SEAL_KEYS_FILE")
+            stage.until_session(within_s=START_S)
+            if stage.run("conform.echo", seals.context())["output"] != seals.context():
+                raise RuleBroken("the worker uses a file of keys that other users can read")
+            raise Missing("the worker does not open sealed payloads")
         if stage.running.exit_code() == 0 or "chmod 600" not in stage.output():
             raise RuleBroken("the program ended without a sentence about the file of keys")
 

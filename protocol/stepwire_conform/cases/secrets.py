@@ -39,8 +39,17 @@ def started(stage: Stage) -> Iterator[Path]:
         stage.start(STEPWIRE_SECRETS_DIR=str(directory))
         stage.until_session(within_s=START_S)
         if stage.run("conform.echo", {"pin": PIN_REFERENCE}).get("output") == {"pin": PIN_REFERENCE}:
+            _expect_no_half(stage)
             raise Missing("the worker does not resolve references to secrets")
         yield directory
+
+
+def _expect_no_half(stage: Stage) -> None:
+    """A worker that leaves out the feature leaves it out for the configuration, too."""
+    if stage.setting.has("conform.context"):
+        found = stage.run("conform.context", {}, handler_config={"pin": PIN_REFERENCE})
+        if (found.get("output") or {}).get("config") != {"pin": PIN_REFERENCE}:
+            raise RuleBroken("references in `handler_config` are resolved, and those in the input are not")
 
 
 def write(path: Path, content: str, mode: int = 0o600) -> None:
@@ -172,7 +181,7 @@ def error(stage: Stage) -> None:
     with started(stage):
         for kind in ("error", "permanent"):
             for reference, value, name in ((CARD_REFERENCE, CARD, "card"), (ODD_REFERENCE, ODD, "odd")):
-                found = stage.run("conform.fail", {"kind": kind, "text": reference})["error"]
+                found = stage.run("conform.fail", {"kind": kind, "text": reference, "log": reference})["error"]
                 if f"[secret {name}]" not in found["message"]:
                     if value in found["message"]:
                         raise RuleBroken(f"the message of an error holds the value of a secret: {found['message']!r}")

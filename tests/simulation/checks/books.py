@@ -157,6 +157,7 @@ class Books:
         self.disowned_items: set[tuple[str, int, int]] = set()
         self.results: dict[tuple[str, int], wire.Results] = {}
         self.reported: dict[tuple[int, int], list[wire.Result]] = {}  # by step and delivery
+        self.succeeded: set[tuple[int, str]] = set()  # step, batch: a success reached this life of the broker
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()

@@ -17,6 +17,7 @@ const crashCode = 70
 type kindInput struct {
 	Kind string `json:"kind"`
 	Text string `json:"text"`
+	Log  string `json:"log"`
 }
 
 // or is the text of the input, or this one.
@@ -48,6 +49,9 @@ func echo(_ context.Context, step *stepwire.Step[json.RawMessage]) (json.RawMess
 
 func fail(_ context.Context, step *stepwire.Step[kindInput]) (any, error) {
 	input := &step.Input
+	if input.Log != "" {
+		step.Log.Infof("%s", input.Log)
+	}
 	switch input.Kind {
 	case "permanent":
 		return nil, stepwire.Permanent(input.or("a permanent error"), stepwire.Code("conform"))

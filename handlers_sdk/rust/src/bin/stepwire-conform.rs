@@ -48,13 +48,17 @@ async fn echo(_ctx: Context, input: Value) -> Output {
     Ok(input)
 }
 
-async fn fail(_ctx: Context, input: Value) -> Output {
+async fn fail(ctx: Context, input: Value) -> Output {
+    if let Some(line) = input["log"].as_str() {
+        ctx.log().info(line);
+    }
+    let text = input["text"].as_str().unwrap_or("configured to fail");
     Err(match input["kind"].as_str() {
-        Some("permanent") => StepError::permanent("configured to fail").code("conform"),
-        Some("retry") => StepError::retry_after(Duration::from_millis(1_500), "configured to fail"),
-        Some("unknown") => StepError::outcome_unknown("configured to fail"),
-        Some("unavailable") => StepError::new("configured to fail").category("unavailable"),
-        _ => std::io::Error::new(std::io::ErrorKind::Other, "configured to fail").into(),
+        Some("permanent") => StepError::permanent(text).code("conform"),
+        Some("retry") => StepError::retry_after(Duration::from_millis(1_500), text),
+        Some("unknown") => StepError::outcome_unknown(text),
+        Some("unavailable") => StepError::new(text).category("unavailable"),
+        _ => std::io::Error::new(std::io::ErrorKind::Other, text).into(),
     })
 }
 
@@ -130,7 +134,7 @@ async fn trace(ctx: Context, _input: Value) -> Output {
 }
 
 async fn progress(ctx: Context, input: Value) -> Output {
-    ctx.progress(1.0, Some(2.0), Some("half"))?;
+    ctx.progress(1.0, Some(2.0), Some(input["note"].as_str().unwrap_or("half")))?;
     tokio::time::sleep(Duration::from_millis(input["ms"].as_u64().unwrap_or(0))).await;
     Ok(json!({}))
 }

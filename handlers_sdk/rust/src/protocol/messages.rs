@@ -403,6 +403,9 @@ pub struct StepRequest {
     #[serde(default)]
     pub delivery_mode: DeliveryMode,
     pub metadata: StepMetadata,
+    /// False if the message certainly held no reference to a secret and no sealed payload.
+    #[serde(skip)]
+    pub may_need_opening: bool,
 }
 
 impl StepRequest {

@@ -15,12 +15,15 @@ use crate::texts::{seconds, shortened};
 
 const TEXT_CHARS_MAX: usize = 500; // the result has more
 
-/// Logs the error of a handler.
-pub(crate) fn ended(step: &StepRequest, ended: &Ended, reason: Option<StopReason>) {
+/// Logs the error of a handler; of a sealed step, only its type.
+pub(crate) fn ended(step: &StepRequest, ended: &Ended, reason: Option<StopReason>, is_sealed: bool) {
     let error = match ended {
         Ended::Failed(error) => error,
         _ => return,
     };
+    if is_sealed {
+        return sealed(step, error.code_text().unwrap_or("StepError"));
+    }
     if let Some(reason) = reason {
         let text = format!("ended after it was asked to stop ({}): {}", reason.as_str(), error.message());
         return write("run_failed", Level::Info, step, text);
@@ -58,6 +61,11 @@ fn summary(error: &StepError) -> String {
         "" => name.to_owned(),
         message => format!("{name}: {message}"),
     }
+}
+
+/// Logs the failure of a sealed step. `kind` is the code of its error.
+pub(crate) fn sealed(step: &StepRequest, kind: &str) {
+    write("run_failed", Level::Warning, step, format!("failed: {kind}; the text of the error is sealed"));
 }
 
 /// Logs the panic of a handler.

@@ -15,6 +15,18 @@ pub(crate) const SIGTSTP: c_int = 20;
 #[cfg(not(target_os = "linux"))]
 pub(crate) const SIGTSTP: c_int = 18;
 
+const RLIMIT_CORE: c_int = 4;
+#[cfg(target_os = "linux")]
+pub(crate) const O_NONBLOCK: c_int = 0o4000;
+#[cfg(not(target_os = "linux"))]
+pub(crate) const O_NONBLOCK: c_int = 4;
+
+#[repr(C)]
+struct Limit {
+    current: u64,
+    most: u64,
+}
+
 #[repr(C)]
 struct TimeSpec {
     seconds: i64,
@@ -41,6 +53,9 @@ extern "C" {
     fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize;
     fn isatty(fd: c_int) -> c_int;
     fn _exit(code: c_int) -> !;
+    fn geteuid() -> u32;
+    fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
+    fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     fn gethostname(name: *mut c_char, size: usize) -> c_int;
 }
 
@@ -58,6 +73,24 @@ pub(crate) fn local_time(unix_seconds: i64) -> [i32; 6] {
     // SAFETY: both pointers are valid, and the second one has more room than any `struct tm`.
     unsafe { localtime_r(&unix_seconds, &mut time) };
     [time.year + 1900, time.month + 1, time.day, time.hour, time.minute, time.second]
+}
+
+/// The user whose rights this process has.
+pub(crate) fn effective_user() -> u32 {
+    // SAFETY: `geteuid` has no arguments and cannot fail.
+    unsafe { geteuid() }
+}
+
+/// A dump of this process would hold what it must keep secret.
+pub(crate) fn write_no_core_dumps() {
+    let mut limit = Limit { current: 0, most: 0 };
+    // SAFETY: both functions only use the struct, which lives until they return.
+    unsafe {
+        if getrlimit(RLIMIT_CORE, &mut limit) == 0 {
+            limit.current = 0;
+            setrlimit(RLIMIT_CORE, &limit);
+        }
+    }
 }
 
 pub(crate) fn is_stderr_terminal() -> bool {

@@ -22,8 +22,9 @@ use serde::Serialize;
 use crate::actions::{Event, Level};
 use crate::context::Context;
 use crate::curve;
+use crate::edge::{Edge, Resolver};
 use crate::environment::{self, Environment};
-use crate::errors::{ConfigurationError, StepError};
+use crate::errors::{short_name, ConfigurationError, StepError};
 use crate::handler::Handler;
 use crate::identity;
 use crate::protocol::limits;
@@ -64,6 +65,7 @@ const ACCEPT_DELAY_MS: f64 = 5.0;
 /// ```
 pub struct Worker {
     environment: Environment,
+    edge: Arc<Edge>,
     prefetch: Option<u64>,
     heartbeat_ms: u64,
     handlers: Vec<Arc<Handler>>,
@@ -86,7 +88,8 @@ struct Ended {
 }
 
 impl Worker {
-    /// A worker configured by STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*.
+    /// A worker configured by STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_*,
+    /// _SECRETS_DIR and _SEAL_KEYS_FILE.
     ///
     /// # Errors
     /// A variable that cannot be used; the message names it.
@@ -108,8 +111,10 @@ impl Worker {
         if let Some(keys) = &environment.curve {
             curve::check(keys)?;
         }
+        let edge = Arc::new(edge_of(&environment, None)?);
         Ok(Self {
             environment,
+            edge,
             prefetch: None,
             heartbeat_ms: limits::HEARTBEAT_MS,
             handlers: Vec::new(),
@@ -122,6 +127,26 @@ impl Worker {
     pub fn prefetch(&mut self, steps: u64) -> &mut Self {
         self.prefetch = Some(steps);
         self
+    }
+
+    /// Asks this function for the value of each secret, in place of the directory of the environment. It returns None for
+    /// an unknown name. If it fails, the step fails with the category `unavailable`. It runs before a handler, on any
+    /// thread.
+    ///
+    /// # Errors
+    /// The file of seal keys cannot be used any more.
+    pub fn secrets<F, E>(&mut self, resolver: F) -> Result<&mut Self, ConfigurationError>
+    where
+        F: Fn(&str) -> Result<Option<String>, E> + Send + Sync + 'static,
+    {
+        let kind = short_name(std::any::type_name::<E>());
+        let resolver: Resolver = Box::new(move |name| resolver(name).map_err(|_| kind.to_owned()));
+        self.edge = Arc::new(edge_of(&self.environment, Some(resolver))?);
+        Ok(self)
+    }
+
+    pub(crate) fn edge(&self) -> &Arc<Edge> {
+        &self.edge
     }
 
     /// Registers an async function for a handler_class, or for a pattern (`Billing::**`).
@@ -240,6 +265,7 @@ impl Worker {
             config,
             handlers: self.handlers.clone(),
             curve: self.environment.curve.clone(),
+            edge: self.edge.clone(),
             mailbox: mailbox.clone(),
         };
         let for_thread = ended.clone();
@@ -340,6 +366,10 @@ impl Ended {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn edge_of(environment: &Environment, resolver: Option<Resolver>) -> Result<Edge, ConfigurationError> {
+    Edge::new(environment.secrets_dir.as_deref(), resolver, environment.seal_keys_file.as_deref())
 }
 
 fn fault(error: std::io::Error) -> ConfigurationError {

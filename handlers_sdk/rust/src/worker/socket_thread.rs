@@ -12,6 +12,7 @@ use super::sockets::WorkerSockets;
 use crate::actions::{Action, Event, Level, Run, StopReason, NEVER};
 use crate::context::{Context, ProgressReport};
 use crate::curve::CurveKeys;
+use crate::edge::Edge;
 use crate::handler::Handler;
 use crate::identity::{jitter, now_ms};
 use crate::protocol::codec;
@@ -31,6 +32,7 @@ pub(super) struct Setup {
     pub config: Config,
     pub handlers: Vec<Arc<Handler>>,
     pub curve: Option<CurveKeys>,
+    pub edge: Arc<Edge>,
     pub mailbox: Arc<Mailbox>,
 }
 
@@ -50,16 +52,17 @@ pub(super) fn run(setup: Setup) -> Result<(), String> {
         slots: setup.config.slots,
         pid: setup.config.pid,
     };
-    let has_curve = setup.config.has_curve;
+    let public_key = setup.curve.as_ref().map(|keys| keys.public_key.clone());
     let mut thread = SocketThread {
         session: Session::new(setup.config, jitter()),
         sockets,
         runners: &mut runners,
         mailbox: setup.mailbox,
         handlers: setup.handlers,
+        edge: setup.edge,
         report_progress,
-        events: WorkerEvents::default(),
-        search: BrokerSearch::new(has_curve),
+        events: WorkerEvents::new(public_key.clone()),
+        search: BrokerSearch::new(public_key),
         calls: HashMap::new(),
         frame: Vec::new(),
         expel_at_ms: NEVER,
@@ -83,6 +86,7 @@ struct SocketThread<'a> {
     runners: &'a mut Runners,
     mailbox: Arc<Mailbox>,
     handlers: Vec<Arc<Handler>>,
+    edge: Arc<Edge>,
     report_progress: ProgressReport,
     events: WorkerEvents,
     search: BrokerSearch,
@@ -217,7 +221,7 @@ impl SocketThread<'_> {
     fn run(&mut self, run: Arc<Run>) {
         let context = Context::new(run.step.clone(), self.report_progress.clone());
         let handler = self.handlers[run.offer].clone();
-        let call = Arc::new(HandlerCall { run, handler, context });
+        let call = Arc::new(HandlerCall { run, handler, context, edge: self.edge.clone() });
         self.calls.insert(call.run.item, call.clone());
         self.runners.submit(call);
     }

@@ -22,8 +22,8 @@ module Stepwire
       random = Random.new
       @session = Session.new(config, random.method(:rand))
       @log = Logs::Writer.new
-      @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of))
-      @search = BrokerSearch.new(@events, has_curve: config.curve)
+      @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of), curve&.public)
+      @search = BrokerSearch.new(@events)
       @mailbox = Mailbox.new
       @report_progress = method(:report_progress)
       @expel_at_ms = @leave_at_ms = NEVER

@@ -70,8 +70,8 @@ public final class SocketThread {
     this.keys = keys;
     this.edge = edge;
     session = new Session(config, new Random()::nextDouble);
-    events = new WorkerEvents(session::linkOf);
-    search = new BrokerSearch(events, keys != null);
+    events = new WorkerEvents(session::linkOf, keys);
+    search = new BrokerSearch(events, keys);
     try {
       selector = Selector.open();
     } catch (IOException failure) {
