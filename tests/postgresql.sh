@@ -1,5 +1,5 @@
 # Sourced by tests/run.sh: the server and the pooler of the PostgreSQL store's tests, where they are missing and we may
-# install them. Debian's package of the server would start one of its own: that is switched off. What is still missing
+# install them. Debian's package would make and start a server of its own: that is switched off. What is still missing
 # then, the tests name.
 missing=
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$missing postgresql"
@@ -10,7 +10,8 @@ if [ -n "$missing" ]; then
     mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] ||
       echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
-    { apt-get update -q && apt-get install -qy --no-install-recommends $missing; } >/dev/null ||
+    keep=Dpkg::Options::=--force-confold  # the file above, rather than a question
+    { apt-get update -q && apt-get install -qy -o "$keep" --no-install-recommends $missing; } >/dev/null ||
       echo "these could not be installed:$missing" >&2
   else
     echo "The tests of the PostgreSQL store miss one of:$missing" >&2

@@ -153,6 +153,7 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "text",
             "A file of `bus.curve.clients_dir` is invalid. Its principal keeps the rights of the last valid file.",
         ),
+        _warning("key_uses_unwritten", "error", "The file with the last use of each key of the bus cannot be written."),
         _error(
             "server_key_invalid",
             "text",
@@ -239,7 +240,6 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "jwks_empty", "error", "The issuer has withdrawn all keys of http.jwt, so every signed token is refused."
         ),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
-        _warning("key_uses_unwritten", "error", "The file with the last use of each key of the bus cannot be written."),
         _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
         _error("stream_failed", "path", "The broker failed to continue a stream. `exception` is the traceback."),
@@ -309,6 +309,7 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
     _error("message_unreadable", "code why", "A message of a broker could not be read."),
     _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
     _debug("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
+    _info("server_key_changed", "link broker", "A broker has a new CURVE key, and the worker connects with it."),
     _info("link_removed", "link broker", "A broker that is in no list was disconnected."),
     _warning("broker_ignored", "broker", "A listed broker requires CURVE keys, which the worker does not have."),
     _error("connect_failed", "endpoint error", "The worker cannot connect to an endpoint."),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket as plain_socket
 import struct
@@ -524,6 +525,36 @@ def test_a_descriptor_that_the_other_socket_reuses_belongs_to_its_new_connection
         report("steps", zmq.EVENT_DISCONNECTED)
         connections.read_events()
         assert counters.connections == {"steps": 0, "results": 0}
+
+    run(story())
+
+
+def test_the_loop_does_other_work_while_connections_begin_and_end_without_a_pause(context: Context) -> None:
+    """Each read event is replaced by a new one, as by peers that connect again at once."""
+
+    async def story() -> None:
+        far, near = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        near.bind("inproc://results")
+        far.connect("inproc://results")
+
+        class Endless:
+            FD = near.FD
+
+            def recv_multipart(self, flags: int) -> list[bytes]:
+                event = next(kinds)
+                far.send_multipart([struct.pack("=Hi", event, 30), b"tcp://127.0.0.1:1"])
+                return near.recv_multipart(flags)
+
+        kinds = itertools.cycle((zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED))
+        counters = WireCounters()
+        monitors: Any = {"results": Endless()}
+        connections = Connections(monitors, 10, MIB, counters, lambda _: None, lambda *_: None)
+        connections.start()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        connections.stop()
+        far.close(0)
+        near.close(0)
 
     run(story())
 

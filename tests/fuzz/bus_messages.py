@@ -24,7 +24,7 @@ from stepwire_broker.api import access, token
 from stepwire_broker.api.app import Application
 from stepwire_broker.core.definitions.settings import Level0Settings, Settings
 from stepwire_broker.core.model.events import GrantsChanged, Subscribed
-from stepwire_broker.core.model.principal import ANY_LABEL, Grant, with_built_in
+from stepwire_broker.core.model.principal import ANY_LABEL, SESSIONS_MAX, Grant, with_built_in
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.engine import Engine
 from stepwire_protocol import errors, topics
@@ -42,6 +42,7 @@ PRINCIPAL: Final = "fuzz"
 OPEN_MIN, OPEN_MAX = 30, 200  # tasks for the hostile worker
 SUPPLY_EVERY: Final = 10  # blocks
 ANSWER_S: Final = 60.0
+IDLE_BLOCKS_MAX: Final = 10
 LEASE_MS: Final = 600_000
 SHOWN_BYTES: Final = 1_500
 FUZZED: Final[dict[str, Any]] = {
@@ -54,8 +55,13 @@ FUZZED: Final[dict[str, Any]] = {
     ],
 }
 GRANT: Final = Grant(
-    principal=PRINCIPAL, workers=("fuzz",), handlers=("fuzz.*",), labels=(ANY_LABEL,), level0=True
-)  # fmt: skip
+    principal=PRINCIPAL,
+    workers=("fuzz",),
+    handlers=("fuzz.*",),
+    labels=(ANY_LABEL,),
+    level0=True,
+    sessions=SESSIONS_MAX,
+)
 
 
 class Fuzz:
@@ -69,8 +75,8 @@ class Fuzz:
         self._state: BrokerState = broker.state
         self._messages = Messages(seed)
         self._live = Live.unknown(WORKER)
-        self._n = 0
-        self._k = 0
+        self._n = self._k = 0
+        self._worker, self._workers, self._idle_blocks = WORKER, 0, 0
         self.honest_tasks: tuple[int, ...] = ()
 
     async def prepare(self) -> None:
@@ -82,9 +88,7 @@ class Fuzz:
         await self._call("POST", f"/v1/breakers/{HANDLER}", {"state": "closed", "reason": "fuzzed"})
         self.honest_tasks = (await self._submit("held"),)
         await self._until(lambda: len(self._held()) == len(HELD["steps"]), "the honest steps to begin")
-        inbox = topics.to_worker(WORKER)
-        self.broker.core_loop.wire.attach(inbox, lambda topic, body: None)
-        self._core.handle(Subscribed(WORKER), PRINCIPAL)
+        self._begin_worker()
         self._live.update(self._foreign())
         await self._supply()
 
@@ -130,20 +134,39 @@ class Fuzz:
         if after - before > observed.loop_ms * 1e6:
             observed.loop_ms, observed.loop_at = (after - before) / 1e6, f"the flush after {number}"
 
+    def _begin_worker(self) -> None:
+        """Take a new id: with numbers at their upper bound a worker can make its id useless for itself."""
+        self._workers += 1
+        self._worker, self._k, self._idle_blocks = f"fuzz:{self._workers:016x}", 0, 0
+        self._live["worker"] = b'"%s"' % self._worker.encode()
+        self._core.wire.attach(topics.to_worker(self._worker), lambda topic, body: None)
+        self._core.handle(Subscribed(self._worker), PRINCIPAL)
+
     def _join(self) -> None:
         """Open a session of the hostile worker again, after one of its own messages has ended it."""
-        session = self._state.sessions.get(WORKER)
+        session = self._state.sessions.get(self._worker)
+        self._idle_blocks = 0 if session is not None and session.deliveries else self._idle_blocks + 1
+        if self._idle_blocks > IDLE_BLOCKS_MAX:
+            self._begin_worker()
+            session = None
         if session is None or session.draining or session.muted or not session.free:
-            self._k = max(self._k, 0 if session is None else session.k, self._state.dead_k.get(WORKER, 0)) + 1
+            self._k = max(self._k, 0 if session is None else session.k, self._state.dead_k.get(self._worker, 0)) + 1
             self._n += 1
-            hello = {"type": "hello", "v": "2.0", "worker": WORKER, "n": self._n, "versions": ["2.0"], "slots": 50}
+            hello = {
+                "type": "hello",
+                "v": "2.0",
+                "worker": self._worker,
+                "n": self._n,
+                "versions": ["2.0"],
+                "slots": 50,
+            }
             hello |= {"next": {BROKER: self._k}, "free": {BROKER: 50}, "handlers": [HANDLER]}
             self._core.receive(topics.WORKERS, msgspec.json.encode(hello), PRINCIPAL)
             self._core.flush()
 
     def _learn(self) -> None:
         """Take the ids of the hostile worker's current session, and of the delivery that is its oldest."""
-        live, session = self._live, self._state.sessions.get(WORKER)
+        live, session = self._live, self._state.sessions.get(self._worker)
         self._n += 1
         live.update({"n": b"%d" % self._n, "rid": b"%d" % self._n})
         live["deployment"] = b'"%s"' % self.broker.deployment.encode()
@@ -194,7 +217,7 @@ class Fuzz:
             [(peer.to, peer.doubted, list(peer.holds), peer.completed) for peer in state.level0.peers.values()],
             [(handout.id, list(handout.items), handout.over) for handout in state.level0.handouts.values()],
             {worker: owner for worker, owner in state.inboxes.items() if owner != PRINCIPAL},
-            {worker: k for worker, k in state.dead_k.items() if worker != WORKER},
+            {worker: k for worker, k in state.dead_k.items() if not worker.startswith("fuzz:")},
             list(state.principals), list(state.attached), len(state.workflows),
         )  # fmt: skip
 

@@ -149,7 +149,7 @@ def fence(server: PostgresServer, steps: int) -> None:
     with server.connect() as connection:
         create_tables(connection, "fences", 1)
     pipeline = Pipeline(connect(read_address(server.socket_url()), "stepwire figures"), is_prepared=True)
-    statement, seq, commits = Fence("fences"), 0, max(steps // 4, 1_000)
+    statement, seq, commits = Fence("fences"), 0, max(steps // 4, 100)
     for title in ("free", "xmin held"):
         with server.connect() as holder:
             if title != "free":

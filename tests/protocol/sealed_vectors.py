@@ -106,7 +106,7 @@ def _sentence(vector: dict[str, Any]) -> str:
 
 def _key_files() -> Any:
     """Files of keys: the names of their keys in order, or the sentence that refuses them. `{path}` is their path.
-    A number instead of a text means a file of so many `#`."""
+    A number instead of a text means a file with this number of `#`."""
     lines = [f"{kid}={base64.b64encode(key).decode()}\n" for kid, key in KEYS.items()]
     form = "is not KID=KEY, with a key of 32 random bytes in Base64, as made by: openssl rand -base64 32"
     for name, text, kids in (

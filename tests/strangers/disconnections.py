@@ -3,6 +3,9 @@
 Each hostile peer sends one user message to the steps socket, where a peer should only subscribe, and the broker ends
 its connection. Meanwhile a step is submitted every 50 ms for the worker, which uses the same listener. Exit code 1: the
 broker ended, kept a hostile connection or descriptors, ended an honest connection, or the worker was away too long.
+
+With `--keys`, the listener has CURVE: the worker is the principal `honest`, and each hostile peer a principal of its
+own, because the broker blocks a principal that repeats its offence. The last one does so, and is blocked.
 """
 
 import argparse
@@ -13,6 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Final
+
+import zmq
+from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
 
 from tests.bus import strangers
 from tests.system.harness import Program, Site, eventually, workflow
@@ -27,6 +33,10 @@ CLOSED_S: Final = 30.0
 SETTLE_S: Final = 30.0
 BOUND_S: Final = 60.0
 FILES_MAX: Final = 8  # of connections to the database that are opened when they are needed
+REFUSED_MS: Final = 2_000  # libzmq tells a refused client nothing before this time
+KEYS: Final = ".stepwire/keys"
+CLIENTS: Final = f"{KEYS}/clients"
+CURVE: Final = {"bus.curve.secret_file": f"{KEYS}/server.key", "bus.curve.clients_dir": CLIENTS}
 USER_MESSAGE: Final = strangers.frame(b"hello")
 SHORT: Final = workflow("short", {"name": "only", "handler_class": "system.quick"})
 
@@ -34,14 +44,17 @@ SHORT: Final = workflow("short", {"name": "only", "handler_class": "system.quick
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.strangers.disconnections", description=__doc__)
     parser.add_argument("--count", type=int, default=2_000, help="the number of connections that the broker ends")
-    return run(parser.parse_args().count, Account()).print()
+    parser.add_argument("--keys", action="store_true", help="all peers have keys")
+    options = parser.parse_args()
+    return run(options.count, Account(), has_keys=options.keys).print()
 
 
-def run(count: int, account: Account) -> Account:
-    with Site("tcp") as site:
+def run(count: int, account: Account, *, has_keys: bool = False) -> Account:
+    with Site("tcp", CURVE if has_keys else None) as site:
+        pairs = _make_principals(site, count) if has_keys else [None] * count
         broker = site.start_broker(bound_s=BOUND_S)
         site.apply(SHORT)
-        worker = site.start_worker("honest", is_synced=False)
+        worker = _start_worker(site, has_keys=has_keys)
         ports = frozenset(int(site.settings[f"bus.{name}"].rpartition(":")[2]) for name in ("steps", "results"))
         honest = connections_of(worker.pid, ports)
         assert {each.peer_port for each in honest} == ports, honest
@@ -50,7 +63,7 @@ def run(count: int, account: Account) -> Account:
         files, before = descriptors_of(broker.pid), _ended(site)
         began_s = time.monotonic()
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            closed = sum(threads.map(lambda _: _send_one(site.settings["bus.steps"]), range(count)))
+            closed = sum(threads.map(lambda pair: _send_one(site, pair), pairs))
         took_s = time.monotonic() - began_s
         submitted = work.end()
         eventually(lambda: work.finished() == submitted or None, "all steps to end", BOUND_S)
@@ -60,13 +73,61 @@ def run(count: int, account: Account) -> Account:
         ended = _ended(site) - before
         account.check(ended == count, f"{ended} disconnections with the reason user_message are counted, not {count}")
         account.check(honest == connections_of(worker.pid, ports), "a connection of the honest worker has ended")
+        if pairs[-1] is not None:
+            repeats = pairs[-1]
+            eventually(lambda: (_send_one(site, repeats) and _blocked(site) > 0) or None, "the block", BOUND_S)
+            account.check(honest == connections_of(worker.pid, ports), "the honest worker has lost a connection")
         _report_work(account, work)
         _report_files(account, broker, files)
     return account
 
 
-def _send_one(endpoint: str) -> bool:
+def _make_principals(site: Site, count: int) -> list[KeyPair | None]:
+    """Create the brokers' keys, the principal `honest`, and this number of hostile ones. Returns the hostile pairs."""
+    for words in (("init",), ("new", "honest", "--handlers", "system.*", "--out", "honest.key")):
+        done = site.stepwire("keys", *words)
+        assert done.returncode == 0, done
+    pairs = [new_pair() for _ in range(count)]
+    for number, pair in enumerate(pairs):
+        path = site.directory / CLIENTS / f"hostile-{number}"
+        path.touch(mode=0o600)
+        path.write_text(f"public={pair.public}\n")
+    return [*pairs]
+
+
+def _start_worker(site: Site, *, has_keys: bool) -> Program:
+    if not has_keys:
+        return site.start_worker("honest", is_synced=False)
+    argv = [sys.executable, "-m", "tests.system.handlers", str(site.directory), "honest", "--unsynced"]
+    argv += ["--offers", "system.quick"]
+    worker = site.start("honest", argv, {"STEPWIRE_CURVE_FILE": str(site.directory / "honest.key")})
+    site.await_worker(worker, BOUND_S)
+    return worker
+
+
+def _send_one(site: Site, pair: KeyPair | None) -> bool:
     """Send one user message. True: the broker has closed the connection."""
+    endpoint = site.settings["bus.steps"]
+    return _send_plain(endpoint) if pair is None else _send_with_keys(site, endpoint, pair)
+
+
+def _send_with_keys(site: Site, endpoint: str, pair: KeyPair) -> bool:
+    lines = (site.directory / "honest.key").read_text().splitlines()
+    with zmq.Context() as context, context.socket(zmq.XSUB) as peer:
+        peer.linger = 0
+        peer.reconnect_ivl = -1
+        peer.handshake_ivl = REFUSED_MS
+        peer.curve_serverkey = lines[0].split("'")[1].encode()
+        peer.curve_publickey, peer.curve_secretkey = pair.public.encode(), pair.secret.encode()
+        events = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+        peer.connect(endpoint)
+        peer.send(b"hello")
+        is_closed = bool(events.poll(int(CLOSED_S * 1000)))
+        peer.disable_monitor()
+        return is_closed
+
+
+def _send_plain(endpoint: str) -> bool:
     try:
         peer = strangers.shake_hands(endpoint, "XSUB")
     except ConnectionError:
@@ -88,6 +149,11 @@ def _ended(site: Site) -> int:
     text = site.ask("GET", "/metrics").body.decode()
     [line] = [each for each in text.splitlines() if 'bus_disconnections_total{reason="user_message"}' in each]
     return int(line.rpartition(" ")[2])
+
+
+def _blocked(site: Site) -> int:
+    text = site.ask("GET", "/metrics").body.decode()
+    return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if 'refusals_total{code="blocked"}' in line)
 
 
 def _report_work(account: Account, work: "SteadyWork") -> None:

@@ -329,7 +329,9 @@ class Connections:
         if principal == PROCESS:
             return True
         now_s = self._loop.time()
-        usage = self._usage.get(principal) or self._unused(principal, now_s)
+        usage = self._usage.get(principal)
+        if usage is None:
+            usage = self._usage[principal] = _unused(self._grant_of(principal), now_s)
         if connection is not None:
             connection.used_s += 1 / usage.messages.per_s + size / usage.bytes.per_s
         verdict = usage.take(size, now_s)
@@ -340,12 +342,6 @@ class Connections:
         if verdict == "disconnect":
             self._disconnect_heaviest(principal)
         return False
-
-    def _unused(self, principal: str, now_s: float) -> PrincipalUsage:
-        grant = self._grant_of(principal)
-        rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
-        usage = self._usage[principal] = PrincipalUsage.unused(*rates, now_s)
-        return usage
 
     def grants_changed(self) -> None:
         """Apply the rates of new grants."""
@@ -395,3 +391,8 @@ class Connections:
             if not connection.is_admitted and unread > handshakes.READ_BYTES_MAX:
                 self.disconnect(connection, "unauthenticated")
         self._is_steps_read = False
+
+
+def _unused(grant: Grant | None, now_s: float) -> PrincipalUsage:
+    rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
+    return PrincipalUsage.unused(*rates, now_s)

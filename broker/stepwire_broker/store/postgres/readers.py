@@ -1,0 +1,110 @@
+"""Reading in parallel to the lanes: a few threads, each with its own connection, and two more for long reads.
+
+A reader has one connection for life and opens it again after a loss. Every query is one read-only transaction, so that
+it works through a pooler and leaves nothing open.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Concatenate, Final, Generic, ParamSpec, TypeVar
+
+import psycopg
+
+from stepwire_broker.errors import BrokerError
+
+from .address import PostgresAddress
+from .connecting import PostgresConnection, connect
+from .failures import ConnectionLost, StatementFailed
+
+Q = TypeVar("Q")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONG_READS: Final = 2  # threads for long reads
+WAIT_S: Final = 1.0  # for a free reader
+READ_MS: Final = 5_000
+LONG_READ_MS: Final = 60_000
+PREPARED_AFTER: Final = 5  # executions of a statement on one connection
+
+
+class ReadersBusy(BrokerError):
+    """No reader became free in time, so the query did not run: the caller can repeat it."""
+
+
+class PostgresReaders(Generic[Q]):
+    """The port `Readers` of store/ports.py. `queries` makes the object that a query is called with."""
+
+    def __init__(
+        self,
+        address: PostgresAddress,
+        count: int,
+        queries: Callable[[PostgresConnection], Q],
+        *,
+        is_prepared: bool,
+        read_ms: int = READ_MS,
+    ) -> None:
+        self._address = address
+        self._queries = queries
+        self._is_prepared = is_prepared
+        self._read_ms = read_ms
+        self._of_thread = threading.local()
+        self._opened: set[PostgresConnection] = set()
+        self._pool = ThreadPoolExecutor(count, "stepwire-read")
+        self._long_pool = ThreadPoolExecutor(LONG_READS, "stepwire-scan")
+
+    def read(self, query: Callable[Concatenate[Q, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `query(queries, …)` in a reader's thread. The future raises ReadersBusy, ConnectionLost or
+        StatementFailed."""
+        asked = time.monotonic()
+
+        def run() -> T:
+            if time.monotonic() - asked > WAIT_S:
+                raise ReadersBusy(f"no connection for reading became free within {WAIT_S:g} s")
+            return self._run(self._read_ms, lambda queries: query(queries, *args, **kwargs))
+
+        return self._pool.submit(run)
+
+    def scan(self, query: Callable[Concatenate[Q, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a query that may read many rows, in a thread that no other read waits for."""
+        return self._long_pool.submit(self._run, LONG_READ_MS, lambda queries: query(queries, *args, **kwargs))
+
+    def read_at_once(self, query: Callable[Concatenate[Q, P], T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return None: the answer of a server always takes a wait."""
+        return None
+
+    def close(self) -> None:
+        """Let running queries finish, and cancel queries that have not begun."""
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(cancel_futures=True)
+        for connection in self._opened:
+            connection.close()
+
+    def _run(self, limit_ms: int, query: Callable[[Q], T]) -> T:
+        connection = self._connection()
+        try:
+            with connection.transaction():
+                connection.execute("SET TRANSACTION READ ONLY")
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(limit_ms),))
+                return query(self._queries(connection))
+        except psycopg.Error as error:
+            raise _failure(connection, error) from error
+
+    def _connection(self) -> PostgresConnection:
+        connection: PostgresConnection | None = getattr(self._of_thread, "connection", None)
+        if connection is None or connection.closed:
+            if connection is not None:
+                self._opened.discard(connection)
+            self._of_thread.connection = connection = connect(self._address, "stepwire reader")
+            connection.prepare_threshold = PREPARED_AFTER if self._is_prepared else None
+            self._opened.add(connection)
+        return connection
+
+
+def _failure(connection: PostgresConnection, error: psycopg.Error) -> BrokerError:
+    if connection.closed or error.sqlstate is None:
+        connection.close()
+        return ConnectionLost(f"the connection to the database was lost: {str(error).strip()}")
+    message = error.diag.message_primary or str(error).strip()
+    return StatementFailed(0, "query", error.sqlstate, message, error.diag.constraint_name)
