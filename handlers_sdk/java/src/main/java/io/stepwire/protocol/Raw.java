@@ -41,7 +41,8 @@ public final class Raw {
 
   /** The same for any JSON. A key may also be written with escapes. */
   static boolean mayNeedOpening(byte[] data, int from, int to) {
-    String text = new String(data, from, to - from, StandardCharsets.ISO_8859_1); // faster to search
+    String text =
+        new String(data, from, to - from, StandardCharsets.ISO_8859_1); // faster to search
     return text.contains("$se") || text.contains("\\u00");
   }
 
