@@ -41,14 +41,9 @@ public final class Raw {
 
   /** The same for any JSON. A key may also be written with escapes. */
   static boolean mayNeedOpening(byte[] data, int from, int to) {
-    for (int i = from; i < to - 3; i++) {
-      byte c = data[i];
-      if (c == '$' && data[i + 1] == 's' && data[i + 2] == 'e'
-          || c == '\\' && data[i + 1] == 'u' && data[i + 2] == '0' && data[i + 3] == '0') {
-        return true;
-      }
-    }
-    return false;
+    String text =
+        new String(data, from, to - from, StandardCharsets.ISO_8859_1); // faster to search
+    return text.contains("$se") || text.contains("\\u00");
   }
 
   void writeTo(JsonWriter out) {
