@@ -43,11 +43,13 @@ class PostgresReaders(Generic[Q]):
         queries: Callable[[PostgresConnection], Q],
         *,
         is_prepared: bool,
+        wait_s: float = WAIT_S,
         read_ms: int = READ_MS,
     ) -> None:
         self._address = address
         self._queries = queries
         self._is_prepared = is_prepared
+        self._wait_s = wait_s
         self._read_ms = read_ms
         self._of_thread = threading.local()
         self._opened: set[PostgresConnection] = set()
@@ -60,8 +62,8 @@ class PostgresReaders(Generic[Q]):
         asked = time.monotonic()
 
         def run() -> T:
-            if time.monotonic() - asked > WAIT_S:
-                raise ReadersBusy(f"no connection for reading became free within {WAIT_S:g} s")
+            if time.monotonic() - asked > self._wait_s:
+                raise ReadersBusy(f"no connection for reading became free within {self._wait_s:g} s")
             return self._run(self._read_ms, lambda queries: query(queries, *args, **kwargs))
 
         return self._pool.submit(run)
