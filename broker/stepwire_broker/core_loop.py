@@ -75,7 +75,6 @@ class CoreLoop:
         settings: Settings,
         machine: Machine,
         store: Store,
-        reader: claims.Reader,
         context: "zmq.Context[zmq.Socket[bytes]] | None",
         failed: asyncio.Future[None],
     ) -> None:
@@ -83,7 +82,6 @@ class CoreLoop:
         self._loop = asyncio.get_running_loop()
         self._state = machine.state
         self._store = store
-        self._reader = reader
         self._failed = failed
         self.is_open = False
         self.answers = PendingAnswers()
@@ -264,7 +262,9 @@ class CoreLoop:
         self._store.put(group)
 
     def _read(self, read: Read) -> None:
-        future = self._store.read(claims.perform, self._reader, read, read_clocks().wall)
+        future = self._store.read(
+            claims.perform, self._settings.limits.resident_payload_bytes, read, read_clocks().wall
+        )
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
 
     def _on_read(self, read: Read, done: Any) -> None:

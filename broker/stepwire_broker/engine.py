@@ -49,7 +49,6 @@ from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
-from .stages import claims
 from .store import Store, open_store
 from .store.queries import Queries
 from .store.sqlite.opening import path_of
@@ -196,8 +195,7 @@ class Engine:
         self.state = BrokerState.begin(settings, self.identity, opened, now, router)
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
-        reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
-        core = CoreLoop(settings, machine, store, reader, self._context, self.failed)
+        core = CoreLoop(settings, machine, store, self._context, self.failed)
         self.audit = AuditTrail(core.handle_soon, store)
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core

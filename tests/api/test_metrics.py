@@ -122,7 +122,7 @@ def test_work_and_workers_are_counted(served: Api) -> None:
 
 
 def test_a_stall_of_the_database_is_counted_once_and_metrics_still_answer(api: Api) -> None:
-    lane = api.broker.state.outbox.lanes[0]
+    (lane,) = api.broker.state.outbox.lanes.values()
     before = scrape(api).get(("stepwire_database_stalls_total", "disk_full"), 0)
     for _ in range(3):  # the writer says it again with every try
         stalled = Stalled(0, lane.handed, "disk_full", "for the test")

@@ -373,7 +373,7 @@ def test_payloads_fetched_for_a_step_that_waits_again_are_not_used() -> None:
     world.result(world.batches()[-1], output=old)
     world.beat(n=5, free=1)
     fetch = world.reads.popleft()
-    brought = world.rows.read(fetch, 7, world.now.wall, 16_384)  # it is read now, and comes late
+    brought = world.rows.read(fetch, world.now.wall, 16_384)  # it is read now, and comes late
     world.ask(RetryTask, task_id=task_id, from_step="a")
     assert world.states(task_id) == {"a": "dispatched", "b": "waiting"}
     world.result(world.batches()[-1], output=new)

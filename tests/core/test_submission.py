@@ -73,7 +73,7 @@ def test_a_workflow_that_the_database_refuses_is_not_known() -> None:
     assert group is not None
     world.writing = None
     failed = WorkflowOutcome(request, 0, created=False, conflict=False, failed="no")
-    world.handle(Committed(0, group.seq, workflows=[failed]))
+    world.handle(Committed(group.lane, group.seq, workflows=[failed]))
     assert world.answers[request].code == "refused_by_database"
     assert world.state.workflows == {}
     assert world.state.active == {}

@@ -25,6 +25,7 @@ from stepwire_broker.core.routing.runtime_rules import stored_rules
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
@@ -93,7 +94,7 @@ class World:
             deployment=DEPLOYMENT,
             epoch=epoch,
             ids=ids,
-            lanes={0: seq},
+            lanes={LANE: seq},
             lease_ms_before=self.lease_before_ms,
             workflows=[],
             open_tasks=self.rows.open_tasks,
@@ -110,7 +111,7 @@ class World:
         """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
         epoch = self.state.identity.epoch + 1
         ids = (self.state.next_id, self.state.last_id)
-        seq = self.state.outbox.lanes[0].committed
+        seq = self.state.outbox.lanes[LANE].committed
         for number, workflow in self.state.workflows.items():
             active = self.state.active.get((workflow.namespace, workflow.name)) is workflow
             self.documents[number] = (workflow, active)
@@ -132,8 +133,8 @@ class World:
                 self.read()
 
     def flush(self) -> None:
-        self.machine.dispatch(0, self.now)
-        group, decision = self.machine.next_group(0, self.now)
+        self.machine.dispatch(LANE, self.now)
+        group, decision = self.machine.next_group(LANE, self.now)
         self._act(decision)
         if group is not None:
             assert self.writing is None
@@ -155,12 +156,12 @@ class World:
 
     def stall(self, code: str = "disk_full") -> None:
         assert self.writing is not None
-        self.handle(Stalled(0, self.writing.seq, code, "for the test"))
+        self.handle(Stalled(LANE, self.writing.seq, code, "for the test"))
 
     def read(self) -> None:
         read = self.reads.popleft()
         resident = self.settings.limits.resident_payload_bytes
-        self.handle(self.rows.read(read, self.state.identity.epoch, self.now.wall, resident))
+        self.handle(self.rows.read(read, self.now.wall, resident))
 
     def fail_read(self) -> None:
         self.handle(events.LoadFailed(self.reads.popleft().request, "for the test"))

@@ -53,8 +53,8 @@ class StoreAtOnce:
         if touched & self.refuses:
             raise DataRefused("refused for the test")
 
-    def read(self, read: Read, epoch: int, now_ms: int, resident_bytes_max: int) -> LoadedTasks | LoadedPayloads:
-        return claims.perform(self.queries, claims.Reader(epoch, resident_bytes_max), read, now_ms)
+    def read(self, read: Read, now_ms: int, resident_bytes_max: int) -> LoadedTasks | LoadedPayloads:
+        return claims.perform(self.queries, resident_bytes_max, read, now_ms)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,7 @@ from stepwire_broker.store import tables as declared
 from stepwire_broker.store.audit_chain import START, AuditHead, AuditRow
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows
-
-LANE_ID: Final = 1
+from stepwire_broker.store.ports import LANE
 
 Undo = list[Callable[[], object]]
 
@@ -79,10 +78,10 @@ class Tables:
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
         self.audit: list[AuditRow] = []
-        self.audit_cut = AuditHead(LANE_ID, 0, START)
+        self.audit_cut = AuditHead(LANE, 0, START)
         self.deployment = ""
         self.broker = ""
-        self.epoch = 0
+        self.epoch = 0  # of the last start, and of the lane
         self.lease_ms = 0
         self.seq = 0
         self.next_id = 1
@@ -251,6 +250,7 @@ class Tables:
         row = self.tasks[task_id]
         values = {name: getattr(row, name) for name in StoredTask._fields}
         values["cancelling"] = int(row.cancelling)
+        values["stored"] = int(row.stored)
         values["context"] = None if row.context_bytes > resident_bytes_max else row.context.decode()
         values["labels"] = None if row.labels is None else row.labels.decode()
         return StoredTask(**values)
@@ -320,7 +320,7 @@ def _compiled(case: str) -> dict[str, Callable[[Any], bool]]:
     for state, condition in re.findall(r"WHEN '(\w+)' THEN (.*?)(?=\n? WHEN|\n? ELSE)", case, re.DOTALL):
         text = re.sub(r"(\w+) IS NOT NULL", r"row.\1 is not None", " ".join(condition.split()))
         text = re.sub(r"(\w+) IS NULL", r"row.\1 is None", text)
-        text = re.sub(r"\b(delivery|owner_epoch) ([=>])", lambda m: f"row.{m[1]} {'==' if m[2] == '=' else m[2]}", text)
+        text = re.sub(r"\b(delivery|stored) ([=>])", lambda m: f"row.{m[1]} {'==' if m[2] == '=' else m[2]}", text)
         checks[state] = eval(f"lambda row: {text.replace('AND', 'and')}")  # noqa: S307
     return checks
 
@@ -337,5 +337,6 @@ def _check_step(row: StoredStep) -> None:
 
 def _check_task(row: TaskNew | TaskChanged) -> None:
     check = _TASK_CHECKS.get(row.state)
-    if check is None or not check(row):
+    is_found = not row.stored or row.wake_ms is not None or row.wants is not None
+    if check is None or not check(row) or not is_found:
         raise DataRefused(f"CHECK constraint failed: task {row}")

@@ -131,7 +131,6 @@ class BrokerNode:
         self.state.slice_steps = world.slice_steps
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
-        self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
             Around(
@@ -444,7 +443,9 @@ class BrokerNode:
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        answer = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
+        answer = claims.perform(
+            self.world.store.queries, self.settings.limits.resident_payload_bytes, read, self.now().wall
+        )
         if isinstance(answer, LoadedTasks):
             self.world.checks.tasks_loaded(answer)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2

@@ -60,11 +60,11 @@ class SqliteStore:
         self._on_commit = on_commit
 
     def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
-        lane_id, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
+        lane, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
-        writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane_id, opened.epoch), beside.writer)
+        writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane), beside.writer)
         return opened, Observed(writer, self._refuses, self._on_commit, sqlite_trouble)
 
     def differences(self) -> list[str]:

@@ -20,10 +20,10 @@ from stepwire_broker.core.routing.ready_queue import ReadyQueue
 from .answers.answers import Answer, CommandRefused
 from .commit.decision import Decision, ToRequest
 from .commit.loads import AnyLoad
-from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
+from .commit.outbox import LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
 from .definitions.settings import Settings
-from .definitions.stored_rows import Opened
+from .definitions.stored_rows import LeftBehind, Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .model.commit_group import AuditNew, AuditPart, ControlChanged, StallCode
@@ -169,6 +169,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     wants: set[str] = set()  # what tasks in the database wait for
     stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
     stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
+    left_behind: dict[int, LeftBehind | None]  # by lane: tasks that the former owner had in memory
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
@@ -197,10 +198,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         return cls(
             settings=settings,
             identity=identity,
-            outbox=Outbox(LaneOwner(identity.broker, identity.epoch), opened.lanes),
+            outbox=Outbox(opened.lanes),
             open_steps=opened.open_steps,
             unloaded=opened.open_tasks,
             stored_may_run=opened.open_tasks > 0,
+            left_behind={lane: LeftBehind(lane, before_id=next_id) for lane in opened.lanes},
             next_id=next_id,
             last_id=last_id,
             router=router,

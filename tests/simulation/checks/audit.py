@@ -7,8 +7,7 @@ from typing import Final
 from stepwire_broker.core.model.commit_group import AuditNew
 from stepwire_broker.store.audit_chain import AuditChain, faults
 from stepwire_broker.store.lane import Rows
-
-from tests.memory_store.tables import LANE_ID
+from stepwire_broker.store.ports import LANE
 
 from .books import Books, json
 
@@ -47,7 +46,7 @@ def check_chain(books: Books) -> None:
     """At the end: the rows that were committed, and no others, are in the chain without a gap."""
     tables = books.world.tables
     end = tables.audit[-1] if tables.audit else tables.audit_cut
-    chain = AuditChain(LANE_ID, end.n, end.hash, tables.audit_cut.n, tables.audit_cut.hash)
+    chain = AuditChain(LANE, end.n, end.hash, tables.audit_cut.n, tables.audit_cut.hash)
     for fault in faults([chain], tables.audit):
         books.fail("A the chain of the audit is complete", fault)
     if len(tables.audit) != books.audit_rows:

@@ -47,6 +47,7 @@ from stepwire_broker.core.model.live import (
 from .wants import wants_of
 
 NEVER_MS: Final = 2**53 - 1
+AT_ONCE_MS: Final = 0  # the `wake_ms` of a stored task that waits for more handlers than `wants` can name
 
 
 class SendBatch(Struct, frozen=True, gc=False):
@@ -86,13 +87,6 @@ class SendAnswer(Struct, frozen=True):
 
 
 Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
-
-
-class LaneOwner(Struct, frozen=True):
-    """The broker that writes, as every task row records it."""
-
-    broker: str
-    epoch: int
 
 
 class LaneState(Struct):
@@ -138,8 +132,7 @@ class LaneState(Struct):
 
 
 class Outbox:
-    def __init__(self, owner: LaneOwner, sequences: dict[int, int]) -> None:
-        self.owner = owner
+    def __init__(self, sequences: dict[int, int]) -> None:
         self.lanes = {n: LaneState(number=n, handed=seq, committed=seq) for n, seq in sequences.items()}
         self._held: deque[tuple[tuple[int, ...], Send]] = deque()
         self._barrier: tuple[int, ...] | None = None
@@ -196,7 +189,7 @@ class Outbox:
             bytes=lane.bytes,
         )
         for task in lane.dirty.values():
-            _write(group, task, self.owner)
+            _write(group, task)
         lane.in_flight = list(lane.dirty.values())
         lane.in_flight_bytes = lane.bytes
         lane.handed += 1
@@ -234,7 +227,7 @@ class Outbox:
         return len(self._held)
 
 
-def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
+def _write(group: CommitGroup, task: Task) -> None:
     """Add the task's rows as its state is now. Rows are absolute, so writing them twice does no harm."""
     if task.facts:
         group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
@@ -244,7 +237,7 @@ def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
         task.erase_ms = None
     if task.dirty:
         task.dirty = False
-        group.tasks_changed.append(task_changed(task, owner))
+        group.tasks_changed.append(task_changed(task))
     if task.dirty_steps:
         for step in task.dirty_steps:
             _write_step(group, step)
@@ -284,18 +277,18 @@ def _write_stderr(group: CommitGroup, step: Step) -> None:
     step.stderr = None
 
 
-def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
+def task_changed(task: Task) -> TaskChanged:
     wake_ms, wants = reload_conditions(task) if task.evicting else (None, None)
+    if task.evicting and wake_ms is None and wants is None:
+        wake_ms = AT_ONCE_MS
     return TaskChanged(
         id=task.id,
         state=task.state,
         attention=task.attention,
         cancelling=task.cancelling,
-        priority=task.priority,
         finished_ms=task.finished_ms,
         deadline_ms=task.deadline_ms,
-        owner=owner.broker,
-        owner_epoch=0 if task.evicting else owner.epoch,
+        stored=task.evicting,
         wake_ms=wake_ms,
         wants=wants,
     )

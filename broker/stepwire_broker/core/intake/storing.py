@@ -119,7 +119,6 @@ def _created(state: BrokerState, building: Building, new: NewTask, workflow: Wor
         labels=new.labels,
         deadline_ms=new.deadline_ms,
         ids=ids,
-        owner=state.outbox.owner,
         in_memory=in_memory,
         now=building.undecided.at,
     )
