@@ -16,7 +16,6 @@ from stepwire_broker.core.definitions.stored_rows import (
 )
 from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
-from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     AuditFilter,
@@ -263,20 +262,21 @@ class MemoryQueries:
     # -- history ------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> list[LaneRow]:
-        return [LaneRow(LANE, self._tables.broker, self._tables.epoch, self._tables.epoch, self._tables.seq)]
+        tables = self._tables
+        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX
     ) -> list[HistoryItem]:
         items = [
-            HistoryItem(LANE, row.seq, row.position, row.task_id, row.at_ms, row.facts.decode())
+            HistoryItem(row.lane, row.seq, row.position, row.task_id, row.at_ms, row.facts.decode())
             for row in self._tables.history.get(task_id, ())
         ]
         return [item for item in items if item[:3] > (after or (0, 0, 0))][:limit]
 
     def events_from(self, lane_id: int, first: HistoryCursor, limit: int, task_id: int | None = None) -> list[EventRow]:
-        rows = self._tables.log if lane_id == LANE else []
-        wanted = [row for row in rows if row[:2] >= first and task_id in (None, row.task_id)]
+        rows = [row for row in self._tables.log if row.lane == lane_id]
+        wanted = [row for row in rows if row[1:3] >= first and task_id in (None, row.task_id)]
         return [
             EventRow(lane_id, row.seq, row.position, row.task_id, row.facts.decode(), *self._references(row.task_id))
             for row in wanted[:limit]
@@ -291,9 +291,9 @@ class MemoryQueries:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def audit_chains(self) -> list[AuditChain]:
-        rows, cut = self._tables.audit, self._tables.audit_cut
-        end = rows[-1] if rows else cut
-        return [AuditChain(LANE, end.n, end.hash, cut.n, cut.hash)] if end.n else []
+        tables = self._tables
+        ends = [(tables.audit_end(lane), tables.audit_cut(lane)) for lane in tables.seqs]
+        return [AuditChain(end.lane, end.n, end.hash, cut.n, cut.hash) for end, cut in ends if end.n]
 
     def audit_rows(self, wanted: AuditFilter) -> list[AuditRow]:
         equal = ("principal", "action", "target", "outcome")

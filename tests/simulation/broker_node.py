@@ -41,6 +41,7 @@ from stepwire_broker.pulse import LATE_MS, PULSE_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
@@ -118,7 +119,7 @@ class BrokerNode:
         self._last_commit_frames = 0
         settings = self.settings = world.settings_of_next_start()
         now = self.now()
-        opened, self._writer = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
+        opened, self._writers = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
         identity = Identity(
             broker=BROKER,
             epoch=opened.epoch,
@@ -388,14 +389,15 @@ class BrokerNode:
     def _put(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
         self._groups += 1
-        name = f"{self.life}.{group.seq}"
+        lane = "" if group.lane == LANE else f"{group.lane}."
+        name = f"{self.life}.{lane}{group.seq}"
         if self._hits("broker_killed_handed", name):
             raise Killed
         wait_ms = self._commit_ms * (0.2 + self.chance.expovariate(1.0))
         slow_ms = 100.0 + 4_900.0 * self.chance.random() ** 2
         if self._hits("slow_commit", name):
             wait_ms += slow_ms
-        writing = Writing(group.lane, self._writer, group, Troubles(self, name))
+        writing = Writing(group.lane, self._writers[group.lane], group, Troubles(self, name))
         self._later(wait_ms, "attempt", writing, Stall(group.lane, group.seq), name, group)
 
     def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: CommitGroup) -> None:

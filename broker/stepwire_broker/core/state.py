@@ -324,9 +324,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.resident_bytes += more
 
     def lane_of_next(self) -> int:
-        """The lane of the next new task. A task never changes its lane."""
+        """The lane of the next new task: the one with the fewest bytes to write. A task never changes its lane."""
         lanes = self.outbox.lanes
-        return self.next_id % len(lanes) if len(lanes) > 1 else next(iter(lanes))
+        if len(lanes) == 1:
+            return next(iter(lanes))
+        turn = self.next_id % len(lanes)
+        return min(lanes, key=lambda number: (lanes[number].bytes_waiting, (number + turn) % len(lanes)))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

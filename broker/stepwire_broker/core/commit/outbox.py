@@ -1,15 +1,16 @@
 """The open group of each lane, and the sends that may leave once it is durable.
 
-Every send carries a barrier: the last sequence enqueued on every lane when the send was decided. A send without writes
-has a barrier too, because it may depend on rows that are not committed yet. Barriers only rise, so sends leave in the
-order in which they were decided.
+Every send has a barrier: the last sequence enqueued, when the send was decided, on each lane whose rows it needs. Sends
+without writes have a barrier too, because they may depend on rows that are not committed yet. A send that names no task
+waits for every lane. Sends of one lane leave in the order in which they were decided, and so do the sends of several
+lanes. A slow lane delays no send of another lane.
 """
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
 
 from stepwire_broker.core.answers.answers import Answer
@@ -109,6 +110,8 @@ class LaneState(Struct):
     in_flight: list[Task] = []  # tasks in the group the writer has now
     in_flight_bytes: int = 0
     handed_mono: int = 0
+    held: deque[tuple[int, Send]] = field(default_factory=deque)  # sends that depend on this lane alone
+    barrier: int | None = None  # of the sends decided now; None: to be read
 
     @property
     def is_open(self) -> bool:
@@ -126,6 +129,10 @@ class LaneState(Struct):
         )
 
     @property
+    def bytes_waiting(self) -> int:
+        return self.bytes + self.in_flight_bytes
+
+    @property
     def is_idle(self) -> bool:
         """True if the writer has no group of this lane."""
         return self.handed == self.committed
@@ -134,8 +141,8 @@ class LaneState(Struct):
 class Outbox:
     def __init__(self, sequences: dict[int, int]) -> None:
         self.lanes = {n: LaneState(number=n, handed=seq, committed=seq) for n, seq in sequences.items()}
-        self._held: deque[tuple[tuple[int, ...], Send]] = deque()
-        self._barrier: tuple[int, ...] | None = None
+        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        self._held: deque[tuple[list[tuple[LaneState, int]], Send]] = deque()  # sends that depend on several lanes
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -143,14 +150,14 @@ class Outbox:
         """Open the lane's group for a write: sends decided from here on wait for it."""
         state = self.lanes[lane]
         if not state.is_open:
-            self._barrier = None
+            state.barrier = None
         return state
 
     def mark(self, task: Task) -> None:
         lane = self.lanes[task.lane]
         if task.id not in lane.dirty:
             if not lane.is_open:
-                self._barrier = None
+                lane.barrier = None
             lane.dirty[task.id] = task
 
     def withdraw(self, task: Task) -> None:
@@ -160,13 +167,21 @@ class Outbox:
             lane.promised = True
 
     def send(self, send: Send) -> None:
-        if self._barrier is None:
-            self._barrier = tuple(lane.handed + lane.is_open for lane in self.lanes.values())
-        self._held.append((self._barrier, send))
+        lane = self._only
+        if lane is None:
+            numbers = _lanes_of(send) or self.lanes
+            if len(numbers) > 1:
+                lanes = map(self.lanes.__getitem__, numbers)
+                self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))
+                return
+            lane = self.lanes[next(iter(numbers))]
+        if lane.barrier is None:
+            lane.barrier = lane.handed + lane.is_open
+        lane.held.append((lane.barrier, send))
 
     @property
     def bytes_waiting(self) -> int:
-        return sum(lane.bytes + lane.in_flight_bytes for lane in self.lanes.values())
+        return sum(lane.bytes_waiting for lane in self.lanes.values())
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +215,7 @@ class Outbox:
         lane.reserve_ids = lane.bytes = 0
         lane.unused_ids = None
         lane.promised = False
-        self._barrier = None
+        lane.barrier = None
         return group
 
     def committed(self, number: int, seq: int) -> list[Task]:
@@ -212,19 +227,30 @@ class Outbox:
         return wrote
 
     def released(self) -> Iterator[Send]:
-        """Remove and yield the sends that may leave now, in order."""
-        committed = [lane.committed for lane in self.lanes.values()]
-        held = self._held
-        while held:
-            barrier, send = held[0]
-            for sequence, awaited in zip(committed, barrier, strict=True):
-                if sequence < awaited:
-                    return
-            held.popleft()
-            yield send
+        """Remove and yield the sends that may leave now."""
+        for lane in self.lanes.values():
+            held = lane.held
+            while held and held[0][0] <= lane.committed:
+                yield held.popleft()[1]
+        several = self._held
+        while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
+            yield several.popleft()[1]
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
+
+
+def _lanes_of(send: Send) -> set[int]:
+    """Return the lanes of the tasks that a send depends on; none if it does not name its tasks."""
+    match send:
+        case SendBatch():
+            return {step.task.lane for step in send.batch.steps}
+        case SendAnswer():
+            return set() if send.about is None else {send.about.lane}
+        case SendHandout() | SendMessage() | SendAck():
+            return {task.lane for task in send.about}
+        case _:
+            assert_never(send)
 
 
 def _write(group: CommitGroup, task: Task) -> None:
