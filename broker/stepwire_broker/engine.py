@@ -239,7 +239,7 @@ class Engine:
                 core.handle(Leave())
                 core.flush()
                 for _ in range(200):
-                    if overview.is_settled(self.state) or self.state.stalled is not None or self.failed.done():
+                    if overview.is_settled(self.state) or self.state.outbox.stalled is not None or self.failed.done():
                         break
                     await asyncio.sleep(0.01)
             core.is_open = False
@@ -344,7 +344,8 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
-        return reasons if self.state.stalled is None else [*reasons, self.state.stalled]
+        stalled = self.state.outbox.stalled
+        return reasons if stalled is None else [*reasons, stalled]
 
     def insecure(self) -> list[str]:
         """Return what is open to other users or hosts, as codes of INSECURE; empty if nothing is."""

@@ -27,7 +27,6 @@ from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.core.timer_kinds import ReloadDue
-from stepwire_broker.store.ports import LANE
 from stepwire_protocol import messages as wire
 
 from .world import DIES_MS, WALL_MS, World, check_counts, steps, worker_id
@@ -239,7 +238,6 @@ class Machine(RuleBasedStateMachine):
         if self.world.writing is not None:
             self.watch(self.world.writing)
             self.world.rows.write(self.world.writing)  # it was durable, and the broker died before it knew
-            self.world.state.outbox.lanes[LANE].committed += 1
         self.world.state.next_id = max([self.world.state.next_id, *(t + 100 for t in self.world.rows.tasks)])
         self.world.restart()
         self.heard = self.groups_seen = 0

@@ -26,7 +26,7 @@ from .definitions.settings import Settings
 from .definitions.stored_rows import LeftBehind, Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
-from .model.commit_group import AuditNew, AuditPart, ControlChanged, StallCode
+from .model.commit_group import AuditNew, AuditPart, ControlChanged
 from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
@@ -132,6 +132,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     submissions_waiting_bytes: int = 0
     reads: int = 0
     batches: int = 0
+    lane_turn: int = 0  # submissions whose lane was chosen
 
     # routing and guards
     router: Router
@@ -181,7 +182,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the broker itself
     draining: bool = False
-    stalled: StallCode | None = None
 
     @classmethod
     def begin(
@@ -323,13 +323,15 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         task.resident_bytes += more
         self.resident_bytes += more
 
-    def lane_of_next(self) -> int:
-        """The lane of the next new task: the one with the fewest bytes to write. A task never changes its lane."""
+    def choose_lane(self) -> int:
+        """Return the lane of the next submission: of those that can be written, the one with the fewest bytes to write.
+        Equal lanes take turns. A task never changes its lane."""
         lanes = self.outbox.lanes
         if len(lanes) == 1:
             return next(iter(lanes))
-        turn = self.next_id % len(lanes)
-        return min(lanes, key=lambda number: (lanes[number].bytes_waiting, (number + turn) % len(lanes)))
+        self.lane_turn += 1
+        turn = self.lane_turn
+        return min(lanes, key=lambda n: (lanes[n].stalled is not None, lanes[n].bytes_waiting, (n - turn) % len(lanes)))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

@@ -151,6 +151,7 @@ class Books:
         self.held: set[int] = set()
         self.acked_keys: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.acked_tasks: dict[int, Any] = {}
+        self.created_tasks: set[int] = set()  # by an answer; an answer from another lane may name them earlier
         self.acked_commands: Counter[tuple[int, str]] = Counter()
         self.entered_items: set[tuple[str, int, int]] = set()
         # Worker, step, delivery: a cancel reached the process, or the process reported that it will not run it.

@@ -21,6 +21,7 @@ from stepwire_broker.core.model.commit_group import (
     ControlChanged,
     HistoryRow,
     Parked,
+    StallCode,
     StepChanged,
     StepCompleted,
     StepDispatched,
@@ -110,6 +111,8 @@ class LaneState(Struct):
     in_flight: list[Task] = []  # tasks in the group the writer has now
     in_flight_bytes: int = 0
     handed_mono: int = 0
+    stalled: StallCode | None = None  # its group cannot be written now: nothing of this lane is dispatched
+    waiting: list[Step] = []  # ready steps that were taken out of the queue while the lane was stalled
     held: deque[tuple[int, Send]] = field(default_factory=deque)  # sends that depend on this lane alone
     barrier: int | None = None  # of the sends decided now; None: to be read
 
@@ -180,6 +183,12 @@ class Outbox:
         lane.held.append((lane.barrier, send))
 
     @property
+    def stalled(self) -> StallCode | None:
+        """Return why nothing can be written now. None if at least one lane can be written."""
+        codes = [lane.stalled for lane in self.lanes.values()]
+        return None if None in codes else codes[0]
+
+    @property
     def bytes_waiting(self) -> int:
         return sum(lane.bytes_waiting for lane in self.lanes.values())
 
@@ -227,14 +236,19 @@ class Outbox:
         return wrote
 
     def released(self) -> Iterator[Send]:
-        """Remove and yield the sends that may leave now."""
-        for lane in self.lanes.values():
-            held = lane.held
-            while held and held[0][0] <= lane.committed:
-                yield held.popleft()[1]
-        several = self._held
-        while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
-            yield several.popleft()[1]
+        """Remove and yield the sends that may leave now. The caller may add sends meanwhile."""
+        is_done = False
+        while not is_done:
+            is_done = True
+            for lane in self.lanes.values():
+                held = lane.held
+                while held and held[0][0] <= lane.committed:
+                    is_done = False
+                    yield held.popleft()[1]
+            several = self._held
+            while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
+                is_done = False
+                yield several.popleft()[1]
 
     def __len__(self) -> int:
         return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
