@@ -59,9 +59,10 @@ unset PYTHONDONTWRITEBYTECODE  # the tests start processes by the hundred: each 
 case $check in
   setup) ;;
   format) ruff format . && ruff check --fix . ;;
-  tests) . tests/languages.sh; tests "$@" ;;
+  tests) . tests/languages.sh; . tests/postgresql.sh; tests "$@" ;;
   all)
     . tests/languages.sh
+    . tests/postgresql.sh
     lint
     types
     layers

@@ -7,8 +7,10 @@ events into the core and decisions out of it, and `pulse.py` wakes it.
 import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
@@ -17,14 +19,16 @@ from . import posture
 from .audit_trail import AuditTrail
 from .bus.counters import WireCounters
 from .bus.endpoints import advertised
+from .bus.keys.server_key import BrokerKeys
 from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
-from .core.definitions.settings import ExecutionSettings, Settings, listed
+from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.machine import Machine
 from .core.model.events import (
+    ActionNoticed,
     Attached,
     Command,
     Detached,
@@ -32,7 +36,9 @@ from .core.model.events import (
     EndpointsBound,
     Forget,
     Leave,
+    NextEndpoints,
     Now,
+    QuotasChanged,
     Reconfigure,
 )
 from .core.model.figures import ExecutorMetrics
@@ -159,6 +165,8 @@ class Engine:
             await self._companion.prepare()
         await core.wire.open(codec.encode(letters.here(self.identity)))
         core.handle(_endpoints_for_workers(core.wire, self.settings.bus.advertise))
+        if core.wire.keys is not None:
+            core.wire.keys.on_changed = partial(_announce, core, self.audit, self.settings.bus.advertise)
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
@@ -170,7 +178,7 @@ class Engine:
             epoch=self.epoch,
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
-            open_steps=store.opened.open_steps,
+            open_steps=sum(store.opened.open_steps.values()),
             steps=[pair.steps for pair in core.wire.bound],
             results=[pair.results for pair in core.wire.bound],
         )
@@ -260,11 +268,13 @@ class Engine:
         """Check routing settings. Raises RulesRefused when this broker could not route by them."""
         check(execution, self._executors)
 
-    def reconfigure(self, execution: ExecutionSettings) -> None:
-        """Route by these settings from now on; dispatched steps stay where they are. Raises RulesRefused."""
+    def reconfigure(self, execution: ExecutionSettings, quotas: Mapping[str, QuotaSettings]) -> None:
+        """Route by these settings and use these quotas from now on. Dispatched steps stay where they are, and open
+        steps stay open. Raises RulesRefused."""
         self.check(execution)
         core = self.core_loop
         core.handle(Reconfigure(execution))
+        core.handle(QuotasChanged(quotas))
         core.flush_soon()
         _warn_of_hidden_rules(self.state.router)
 
@@ -439,8 +449,33 @@ def _added(listeners: list[L], listener: L) -> Callable[[], None]:
 def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
     """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
     pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
-    server_key = wire.server_key if pair.has_curve else None
-    return EndpointsBound(advertised(pair.steps, host), advertised(pair.results, host), server_key)
+    served = wire.keys if pair.has_curve else None
+    keys = None if served is None else served.announced
+    bound = EndpointsBound(
+        advertised(pair.steps, host), advertised(pair.results, host), None if keys is None else keys.current.public
+    )
+    if served is None or keys is None or keys.next is None or served.next_bound is None:
+        return bound
+    steps, results = (advertised(address, host) for address in served.next_bound)
+    return msgspec.structs.replace(bound, next=NextEndpoints(steps, results, keys.next.public))
+
+
+def _announce(core: CoreLoop, audit: AuditTrail, host: str | None, before: BrokerKeys, after: BrokerKeys) -> None:
+    """Send the brokers' new keys to the workers, and record the change. The files have no author."""
+    key, following = after.current.public, None if after.next is None else after.next.public
+    if before.current != after.current:
+        action = "server_key_replaced"
+        log.warning("server_key_replaced", key=key, next=following)
+    elif after.next is not None:
+        action = "server_key_added"
+        log.warning("server_key_added", key=key, next=following)
+    else:
+        action = "server_key_dropped"
+        log.warning("server_key_dropped", key=key, next=following)
+    core.handle(_endpoints_for_workers(core.wire, host))
+    detail = {"key": key, "before": before.current.public, "next": following}
+    audit.notice(ActionNoticed(PROCESS, "file", action, "server key", detail))
+    core.flush_soon()
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

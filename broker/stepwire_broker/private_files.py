@@ -35,6 +35,15 @@ def replace(path: Path, text: str, error: type[BrokerError]) -> None:
         raise error(f"{path} cannot be written: {fault.strerror}") from None
 
 
+def move(path: Path, over: Path, error: type[BrokerError]) -> None:
+    """Rename a file over another one of the same directory."""
+    try:
+        os.replace(path, over)
+        _sync_names(over.parent)
+    except OSError as fault:
+        raise error(f"{over} cannot be replaced: {fault.strerror}") from None
+
+
 def _unfinished(path: Path, text: str, error: type[BrokerError]) -> Path:
     # The name begins with a dot, so that a reader of the directory ignores the file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")

@@ -51,6 +51,18 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _error("broker_failed", "reason", "The broker stops because it cannot continue safely."),
         _warning("bus_alarm", "text", "The bus needs attention. `text` is the reason."),
         _warning(
+            "server_key_added",
+            "key next",
+            "A rotation of the brokers' CURVE key has begun: `bus.next` serves the key `next`. Workers get it in"
+            " acks of heartbeats.",
+        ),
+        _warning(
+            "server_key_replaced",
+            "key next",
+            "The brokers' CURVE key is now `key`. Workers get it in acks of heartbeats, and connect again.",
+        ),
+        _warning("server_key_dropped", "key next", "A rotation of the brokers' CURVE key was cancelled."),
+        _warning(
             "peer_disconnected",
             "reason principal connections",
             "The bus has ended connections because of a budget. `reason` is that of the last one, and `connections` is"
@@ -141,6 +153,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "text",
             "A file of `bus.curve.clients_dir` is invalid. Its principal keeps the rights of the last valid file.",
         ),
+        _warning("key_uses_unwritten", "error", "The file with the last use of each key of the bus cannot be written."),
+        _error(
+            "server_key_invalid",
+            "text",
+            "The file of the brokers' key, or of the next one, cannot be used. The bus keeps its keys.",
+        ),
         _warning(
             "connection_refused",
             "code address key principal",
@@ -213,7 +231,14 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "certificate_refused", "error", "Changed files of http.tls cannot be used: the former certificate stays."
         ),
         _warning("certificate_expires", "at", "The certificate of http.tls expires within 14 days, or has expired."),
-        _warning("jwks_refused", "error", "The keys of http.jwt cannot be read again, so the former keys apply."),
+        _warning(
+            "jwks_refused",
+            "error",
+            "The keys of http.jwt cannot be read again, so the former keys apply, for at most 24 h.",
+        ),
+        _warning(
+            "jwks_empty", "error", "The issuer has withdrawn all keys of http.jwt, so every signed token is refused."
+        ),
         _info("tokens_changed", "", "A token file has changed, and the tokens in it apply now."),
         _warning("token_uses_unwritten", "error", "The file with the last use of each token cannot be written."),
         _warning("tokens_refused", "error", "A token file has changed and cannot be read, so the old tokens apply."),
@@ -284,6 +309,7 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
     _error("message_unreadable", "code why", "A message of a broker could not be read."),
     _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
     _debug("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
+    _info("server_key_changed", "link broker", "A broker has a new CURVE key, and the worker connects with it."),
     _info("link_removed", "link broker", "A broker that is in no list was disconnected."),
     _warning("broker_ignored", "broker", "A listed broker requires CURVE keys, which the worker does not have."),
     _error("connect_failed", "endpoint error", "The worker cannot connect to an endpoint."),

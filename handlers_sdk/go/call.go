@@ -7,6 +7,7 @@ import (
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/clock"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 )
 
@@ -15,6 +16,7 @@ type call struct {
 	run     *session.Run
 	handler *handler
 	info    *StepInfo
+	edge    *edge.Edge
 	mutex   sync.Mutex
 	cancel  context.CancelFunc // nil before the start
 }
@@ -56,13 +58,39 @@ func (c *call) perform(log *runLog, end *callEnd) {
 	if c.info.StopReason() != "" {
 		return
 	}
+	opened, ok := c.open(log, end)
+	if !ok {
+		return
+	}
 	o := &outcome{}
 	defer func() {
 		o.tookMS = clock.NowMS() - atMS
-		end.result = c.handler.resultOf(c.info, o)
-		log.ended(c.info, o, end.result)
+		result := c.handler.resultOf(c.info, o)
+		log.ended(c.info, o, result)
+		end.result = c.edge.Close(opened, result)
 	}()
 	c.handler.invoke(ctx, c.info, o)
+}
+
+// open opens the step, if it needs that. False: the handler must not be called, because the step cannot be opened, or
+// because the lease ended meanwhile.
+func (c *call) open(log *runLog, end *callEnd) (*edge.Opened, bool) {
+	if !c.edge.IsNeeded(c.run.Step) {
+		return nil, true
+	}
+	opened, refusal := c.edge.Open(c.run.Step)
+	if opened != nil {
+		c.info.open(opened)
+	}
+	if refusal != nil {
+		isRetryable := true
+		result := errorResult(c.info, refusal.Code, refusal.Message, &isRetryable, nil)
+		result.Error.Category = refusal.Category
+		log.notReported(c.info, result)
+		end.result = c.edge.Close(opened, result)
+		return nil, false
+	}
+	return opened, !c.run.IsLeaseOver(clock.NowMS())
 }
 
 // runContext is the context of a run. Its cancellation follows the session, which enforces the timeout.

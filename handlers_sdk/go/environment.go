@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 )
 
@@ -34,13 +35,14 @@ var (
 	slotsText  = regexp.MustCompile(`^[0-9]{1,6}$`)
 )
 
-// readEnvironment reads the settings of a worker: STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and
-// _CURVE_*.
+// readEnvironment reads the settings of a worker: STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION,
+// _CURVE_*, _SECRETS_DIR and _SEAL_KEYS_FILE.
 func readEnvironment(get func(string) string) (Config, error) {
 	config := Config{
 		Steps:   split(withDefault(get("STEPWIRE_STEPS"), StepsDefault)),
 		Results: split(withDefault(get("STEPWIRE_RESULTS"), ResultsDefault)),
 		Name:    get("STEPWIRE_NAME"), HandlerVersion: get("STEPWIRE_HANDLER_VERSION"), Slots: SlotsDefault,
+		SecretsDir: get(edge.Directory), SealKeysFile: get(edge.KeysFile),
 	}
 	if text := get("STEPWIRE_SLOTS"); text != "" {
 		if !slotsText.MatchString(text) {

@@ -3,7 +3,12 @@ package stepwire
 import (
 	"fmt"
 	"time"
+
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 )
+
+// ErrUnknownSecret is what Config.Secrets returns for a name that it does not know.
+var ErrUnknownSecret = edge.ErrUnknownSecret
 
 const retryAfterMax = 10 * 365 * 24 * time.Hour
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/wire"
 )
 
 const listedMax = 5 // handlers that a line names
@@ -16,6 +17,7 @@ type workerEvents struct {
 	logger Logger
 	linkOf func(broker string) (session.Link, bool)
 	epochs map[string]string // of each broker's last session
+	keys   *wire.Keys        // nil without CURVE
 }
 
 var droppedSentences = map[string]string{
@@ -24,7 +26,7 @@ var droppedSentences = map[string]string{
 	"expired":         "broker %s has ended the session: it did not receive heartbeats of this worker in time",
 	"version": "broker %s refuses this worker: they have no protocol version in common; " +
 		"use a broker and an SDK of the same release",
-	"unauthorized":        "broker %s refuses this worker: it is not authorized",
+	"unauthorized":        "broker %s refuses this worker: unauthorized",
 	"shutdown":            "broker %s shuts down",
 	"deployment_replaced": "the session with broker %s has ended, because its database is another one",
 }
@@ -38,9 +40,21 @@ func (e *workerEvents) log(level session.Level, event string, facts session.Fact
 	} else {
 		text = event
 	}
+	if facts["why"] == "unauthorized" || facts["code"] == "unauthorized" {
+		text += "; " + keyOf(e.keys)
+	}
 	e.logger.Log(Record{
 		Time: time.Now(), Level: Level(level), Event: event, Text: clean(text, messageCharsMax), Facts: facts,
 	})
+}
+
+// keyOf is how a refused worker names its key, and what to do.
+func keyOf(keys *wire.Keys) string {
+	key := "this worker has no key"
+	if keys != nil {
+		key = "this worker's public key is " + keys.Public
+	}
+	return key + "; on the broker's host see `stepwire keys list` and `stepwire keys allow`"
 }
 
 func (e *workerEvents) opened(facts session.Facts) string {
@@ -115,6 +129,9 @@ var sentences = map[string]func(session.Facts) string{
 	},
 	"link_removed": func(facts session.Facts) string {
 		return fmt.Sprintf("disconnected from broker %s, because no list names it", facts["broker"])
+	},
+	"server_key_changed": func(facts session.Facts) string {
+		return fmt.Sprintf("connecting to broker %s again, because it has a new CURVE key", facts["broker"])
 	},
 	"broker_ignored": func(facts session.Facts) string {
 		return fmt.Sprintf("broker %s is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE",

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/clock"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/harness"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 )
@@ -14,7 +15,9 @@ import (
 func init() { harness.Run = runOnce }
 
 // runOnce runs a handler for the package stepwiretest, with the decoding, encoding and mapping of errors of a worker.
-func runOnce(worker any, step *codec.StepRequest, report func(codec.ProgressItem)) (*codec.Result, error) {
+func runOnce(
+	worker any, step *codec.StepRequest, secrets map[string]string, report func(codec.ProgressItem),
+) (*codec.Result, error) {
 	w := worker.(*Worker)
 	if len(w.faults) > 0 {
 		return nil, w.faults[0]
@@ -31,6 +34,19 @@ func runOnce(worker any, step *codec.StepRequest, report func(codec.ProgressItem
 			step.HandlerClass, strings.Join(append(names, "nothing else"), ", "))
 	}
 	h := w.handlers[number]
+	opener := w.edge
+	if secrets != nil {
+		var err error
+		if opener, err = edge.New(edge.Settings{TypeName: typeName, Secrets: func(name string) (string, error) {
+			value, ok := secrets[name]
+			if !ok {
+				return "", ErrUnknownSecret
+			}
+			return value, nil
+		}}); err != nil {
+			return nil, err
+		}
+	}
 	timeoutMS := session.Never
 	for _, limitMS := range []int64{step.Metadata.TimeoutMS, h.offer.TimeoutMS} {
 		if limitMS > 0 && float64(limitMS) < timeoutMS {
@@ -38,7 +54,7 @@ func runOnce(worker any, step *codec.StepRequest, report func(codec.ProgressItem
 		}
 	}
 	run := session.NewRun(step, number, session.NewLease(session.Never), timeoutMS, session.Never)
-	c := &call{run: run, handler: h, info: newStepInfo(step, w.config.Logger, report)}
+	c := &call{run: run, handler: h, info: newStepInfo(step, w.config.Logger, report), edge: opener}
 	if timeoutMS != session.Never {
 		timer := time.AfterFunc(time.Duration(timeoutMS*float64(time.Millisecond)), func() { c.stop(session.ReasonTimeout) })
 		defer timer.Stop()

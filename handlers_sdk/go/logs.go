@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 )
 
 // Level is the importance of a log record.
@@ -115,6 +117,36 @@ func (l *StepLogger) Warningf(format string, values ...any) { l.logf(LevelWarnin
 
 // Errorf logs a fault.
 func (l *StepLogger) Errorf(format string, values ...any) { l.logf(LevelError, format, values) }
+
+// redacted removes the values of secrets from the records of a worker and its handlers.
+type redacted struct{ logger Logger }
+
+func (l redacted) Log(record Record) {
+	record.Text = edge.Redact(record.Text)
+	if edge.OfProcess.IsActive() {
+		var stack []string
+		for _, frame := range record.Stack {
+			stack = append(stack, edge.Redact(frame))
+		}
+		record.Stack = stack
+		record.Facts = redactedFacts(record.Facts)
+	}
+	l.logger.Log(record)
+}
+
+func redactedFacts(facts map[string]any) map[string]any {
+	if facts == nil {
+		return nil
+	}
+	changed := make(map[string]any, len(facts))
+	for name, fact := range facts {
+		if text, ok := fact.(string); ok {
+			fact = edge.Redact(text)
+		}
+		changed[name] = fact
+	}
+	return changed
+}
 
 func (l *StepLogger) logf(level Level, format string, values []any) {
 	l.logger.Log(Record{Time: time.Now(), Level: level, Text: fmt.Sprintf(format, values...), Step: l.step})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/clock"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/slots"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/wire"
@@ -31,6 +32,7 @@ type loop struct {
 	config     *session.Config
 	handlers   []*handler
 	keys       *wire.Keys
+	edge       *edge.Edge
 	logger     Logger
 	session    *session.Session
 	sockets    *wire.Sockets
@@ -53,10 +55,10 @@ type loop struct {
 	running    sync.WaitGroup // goroutines of handlers
 }
 
-func newLoop(config *session.Config, handlers []*handler, keys *wire.Keys, logger Logger) *loop {
+func newLoop(config *session.Config, handlers []*handler, keys *wire.Keys, opener *edge.Edge, logger Logger) *loop {
 	random := rand.New(rand.NewSource(time.Now().UnixNano())) // does not affect the program's own randomness
 	l := &loop{
-		config: config, handlers: handlers, keys: keys, logger: logger, session: session.New(config, random.Float64),
+		config: config, handlers: handlers, keys: keys, edge: opener, logger: logger, session: session.New(config, random.Float64),
 		mailbox: wire.NewMailbox[callEnd](), calls: map[codec.Item]*call{}, serverKeys: map[session.Link]string{}, runLog: &runLog{logger},
 		expelAtMS: session.Never, leaveAtMS: session.Never, ended: make(chan struct{}),
 	}
@@ -65,7 +67,7 @@ func newLoop(config *session.Config, handlers []*handler, keys *wire.Keys, logge
 		concurrency[i] = h.offer.Concurrency
 	}
 	l.slots = slots.New[*call](config.Slots, concurrency)
-	l.events = &workerEvents{logger, l.session.LinkOf, map[string]string{}}
+	l.events = &workerEvents{logger, l.session.LinkOf, map[string]string{}, keys}
 	l.search = &brokerSearch{reportAtMS: session.Never, report: l.reportNoBroker}
 	return l
 }
@@ -96,7 +98,7 @@ func (l *loop) reportProgress(entry codec.ProgressItem) {
 }
 
 func (l *loop) reportNoBroker(link session.Link, seconds int) {
-	endpoint, reason := diagnosis(link, l.keys != nil)
+	endpoint, reason := diagnosis(link, l.keys)
 	l.events.log(session.Warning, "no_broker", session.Facts{"endpoint": endpoint, "reason": reason, "seconds": seconds})
 }
 
@@ -302,7 +304,7 @@ func (l *loop) perform(action session.Action) {
 		}
 	case *session.Run:
 		info := newStepInfo(a.Step, l.logger, l.reportProgress)
-		c := &call{run: a, handler: l.handlers[a.Offer], info: info}
+		c := &call{run: a, handler: l.handlers[a.Offer], info: info, edge: l.edge}
 		l.calls[a.Item] = c
 		l.handed = append(l.handed, c)
 	case session.CancelRun:

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/wire"
 )
 
 // Why no broker answers at an endpoint: ZeroMQ reports nothing, so the functions of this file look themselves.
@@ -23,15 +24,15 @@ const (
 
 // diagnosis returns the endpoint at fault, and why no broker answers there. It waits at most connectTimeout for each
 // connection.
-func diagnosis(link session.Link, hasCurve bool) (endpoint, reason string) {
+func diagnosis(link session.Link, curve *wire.Keys) (endpoint, reason string) {
 	for _, endpoint := range []string{link.Steps, link.Results} {
 		if fault := faultOf(endpoint); fault != "" {
 			return shown(endpoint), fault
 		}
 	}
 	keys := "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
-	if hasCurve {
-		keys = "Check also the three CURVE keys"
+	if curve != nil {
+		keys = "Check also the three CURVE keys: " + keyOf(curve) + ", and its log for the code (connection_refused)"
 	}
 	return shown(link.Steps), "a process accepts connections there, but does not answer as a broker. Check that" +
 		" STEPWIRE_STEPS and STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not" +

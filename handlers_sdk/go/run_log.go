@@ -44,6 +44,10 @@ func (l *runLog) ended(info *StepInfo, o *outcome, result *codec.Result) {
 		l.notReported(info, result)
 		return
 	}
+	if info.isSealed {
+		l.write("run_failed", LevelWarning, info, "failed: "+result.Error.Code+"; the text of the error is sealed", nil)
+		return
+	}
 	reason := info.StopReason()
 	if reason != "" {
 		if reason != session.ReasonTimeout {
@@ -69,7 +73,11 @@ func (l *runLog) ended(info *StepInfo, o *outcome, result *codec.Result) {
 
 // notReported logs a failure that the SDK has found: input that does not fit, output that is not JSON.
 func (l *runLog) notReported(info *StepInfo, result *codec.Result) {
-	text := fmt.Sprintf("failed: %s: %s", result.Error.Code, result.Error.Message)
+	message := result.Error.Message
+	if info.isSealed {
+		message = "the text of the error is sealed"
+	}
+	text := fmt.Sprintf("failed: %s: %s", result.Error.Code, message)
 	l.write("run_failed", LevelError, info, text, nil)
 }
 

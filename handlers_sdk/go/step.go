@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 )
 
@@ -44,6 +45,13 @@ type StepInfo struct {
 	reason    string // why the run must stop; "" if it need not
 	leaseLost chan struct{}
 	results   map[string]json.RawMessage
+	isSealed  bool // notes of progress are not sent, and texts of errors are not logged
+}
+
+// open replaces what the wire brought by what the handler receives, before the handler is called.
+func (s *StepInfo) open(opened *edge.Opened) {
+	s.RawInput, s.RawConfig, s.RawResults = opened.Step.RawInput(), opened.Step.HandlerConfig, opened.Step.PreviousResults
+	s.isSealed = opened.IsSealed()
 }
 
 func newStepInfo(step *codec.StepRequest, logger Logger, report func(codec.ProgressItem)) *StepInfo {
@@ -91,7 +99,7 @@ func (s *StepInfo) Result(stepName string, into any) error {
 // Progress reports the progress of this run: `done` of `total` (0: unknown), and a short note for people.
 //
 // Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
-// characters is cut after 199, and ends with `…`. Numbers that are not finite or above 2^53 are a *ConfigurationError.
+// characters is cut after 199, and ends with `…`; a note of a sealed step is not sent. Numbers that are not finite or above 2^53 are a *ConfigurationError.
 func (s *StepInfo) Progress(done, total float64, note string) error {
 	for _, number := range []float64{done, total} {
 		if math.IsNaN(number) || math.Abs(number) > 1<<53 {
@@ -102,7 +110,7 @@ func (s *StepInfo) Progress(done, total float64, note string) error {
 	if total != 0 {
 		entry.Total = &total
 	}
-	if note != "" {
+	if note != "" && !s.isSealed {
 		note = shortened(note, noteCharsMax)
 		entry.Note = &note
 	}

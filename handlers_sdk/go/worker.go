@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/codec"
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/session"
 	"github.com/stepwire/stepwire/handlers_sdk/go/internal/wire"
 )
@@ -38,6 +39,13 @@ type Config struct {
 	Heartbeat time.Duration
 	// Curve has the keys of a worker that connects with CURVE.
 	Curve *CurveKeys
+	// SecretsDir is a directory with one file for each secret, to which a step refers as {"$secret": "stripe/live"}.
+	SecretsDir string
+	// Secrets returns the value of the secret with this name, or an error: ErrUnknownSecret if there is no such secret.
+	// It is called before a handler, from several goroutines. It wins over SecretsDir.
+	Secrets func(name string) (string, error)
+	// SealKeysFile has the keys of sealed payloads.
+	SealKeysFile string
 	// Logger receives the records of the worker and its handlers; nil: readable lines on stderr.
 	Logger Logger
 }
@@ -47,6 +55,7 @@ type Worker struct {
 	config   Config
 	links    []session.Link
 	keys     *wire.Keys
+	edge     *edge.Edge
 	handlers []*handler
 	faults   []error // of Handle, which Start reports
 
@@ -55,7 +64,8 @@ type Worker struct {
 }
 
 // FromEnv makes a worker that is configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS,
-// STEPWIRE_LABELS, STEPWIRE_HANDLER_VERSION and STEPWIRE_CURVE_*. The changes are applied last.
+// STEPWIRE_LABELS, STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_*, STEPWIRE_SECRETS_DIR and STEPWIRE_SEAL_KEYS_FILE. The
+// changes are applied last.
 func FromEnv(changes ...func(*Config)) (*Worker, error) {
 	config, err := readEnvironment(os.Getenv)
 	if err != nil {
@@ -107,7 +117,14 @@ func New(config Config) (*Worker, error) {
 	if config.Logger == nil {
 		config.Logger = NewTextLogger(os.Stderr)
 	}
-	return &Worker{config: config, links: pairs, keys: keys}, nil
+	config.Logger = redacted{config.Logger}
+	opener, err := edge.New(edge.Settings{
+		SecretsDirectory: config.SecretsDir, Secrets: config.Secrets, SealKeysFile: config.SealKeysFile, TypeName: typeName,
+	})
+	if err != nil {
+		return nil, configurationError("%s", err.Error())
+	}
+	return &Worker{config: config, links: pairs, keys: keys, edge: opener}, nil
 }
 
 // register adds a handler. A fault is kept for Start.
@@ -179,7 +196,7 @@ func (w *Worker) Start() error {
 	for _, h := range w.handlers {
 		config.Offers = append(config.Offers, h.offer)
 	}
-	w.loop = newLoop(config, w.handlers, w.keys, w.config.Logger)
+	w.loop = newLoop(config, w.handlers, w.keys, w.edge, w.config.Logger)
 	go w.loop.main()
 	return nil
 }

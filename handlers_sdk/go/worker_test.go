@@ -11,6 +11,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"github.com/stepwire/stepwire/handlers_sdk/go/internal/edge"
 )
 
 type orderInput struct {
@@ -274,5 +276,54 @@ func TestAWorkerEndsInTimeAlthoughARunIgnoresTheRequestToStop(t *testing.T) {
 	must(t, w.Wait())
 	if took := time.Since(begun); took < 2*time.Second || took > 6*time.Second {
 		t.Error(took)
+	}
+}
+
+func TestALeaseThatEndsWhileASecretIsReadGivesTheStepBack(t *testing.T) {
+	b := newPlayedBroker(t)
+	config := b.config()
+	asked, release, called := make(chan struct{}, 8), make(chan struct{}), make(chan struct{}, 8)
+	config.Secrets = func(string) (string, error) {
+		asked <- struct{}{}
+		<-release
+		return "value", nil
+	}
+	w := b.start(config, func(w *Worker) {
+		Handle(w, "pay", func(context.Context, *Step[any]) (any, error) {
+			called <- struct{}{}
+			return nil, nil
+		})
+	})
+	b.open(1_000)
+	b.sendSteps(playedStep{id: 1, class: "pay", context: `{"card":{"$secret":"card"}}`})
+	<-asked
+	time.Sleep(1200 * time.Millisecond) // nothing acknowledges heartbeats meanwhile, so the lease ends
+	close(release)
+	must(t, w.Stop())
+	if len(called) > 0 {
+		t.Error("the handler was called after the end of the lease")
+	}
+}
+
+func TestRecordsOfALoggerOfTheProgramHoldNoValueOfASecret(t *testing.T) {
+	edge.OfProcess.Add("token", "tok-5eb63bbbe01e")
+	var got Record
+	logger := redacted{loggerFunc(func(record Record) { got = record })}
+	logger.Log(Record{
+		Text: "a tok-5eb63bbbe01e", Stack: []string{"at tok-5eb63bbbe01e"}, Facts: map[string]any{"x": "tok-5eb63bbbe01e", "n": 1},
+	})
+	if text := fmt.Sprint(got.Text, got.Stack, got.Facts); text != "a [secret token][at [secret token]] map[n:1 x:[secret token]]" {
+		t.Error(text)
+	}
+}
+
+type loggerFunc func(Record)
+
+func (f loggerFunc) Log(record Record) { f(record) }
+
+func TestAFileOfSealKeysThatCannotBeUsedEndsTheStartInASentence(t *testing.T) {
+	_, err := fromMap(map[string]string{"STEPWIRE_SEAL_KEYS_FILE": "/none"})
+	if want := "STEPWIRE_SEAL_KEYS_FILE is '/none': it cannot be read: No such file or directory"; err == nil || err.Error() != want {
+		t.Error(err)
 	}
 }

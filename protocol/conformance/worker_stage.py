@@ -84,7 +84,7 @@ class _DriverStage:
         self._runs: list[tuple[int, int]] = []
         self._stops: list[tuple[int, str]] = []
         self._is_gone = False
-        self._links: list[tuple[str, str]] = []  # connected, disconnected or rebuilt
+        self._links: list[tuple[str, str, str | None]] = []  # connected, disconnected or rebuilt
         self._acks = given.get("acks", True)
         self._silent: set[str] = set()  # brokers that acknowledge no heartbeats at the moment
         self._welcomes: dict[str, dict[str, Any]] = {}  # by broker
@@ -158,7 +158,8 @@ class _DriverStage:
                 return "the worker has quit" if self._is_gone else None
             case "connected" | "disconnected" | "rebuilt":
                 did = {"connected": "connect", "disconnected": "disconnect", "rebuilt": "rebuild"}[what]
-                times = [link for action, link in self._links if action == did].count(facts["steps"])
+                links = [link for link in self._links if link[:2] == (did, facts["steps"])]
+                times = sum(facts.get("server_key", key) == key for _, _, key in links)
                 wanted = facts.get("times", 1)
                 return None if times == wanted else f"{facts['steps']} was {what} {times} times, not {wanted}"
         raise ValueError(what)
@@ -210,7 +211,7 @@ class _DriverStage:
             case "quit":
                 self._is_gone = True
             case "connect" | "disconnect" | "rebuild":
-                self._links.append((action["action"], action["steps"]))
+                self._links.append((action["action"], action["steps"], action.get("server_key")))
         return []
 
     def _on_sent(self, frame: str) -> list[str]:

@@ -53,6 +53,7 @@ class Case(NamedTuple):
     brokers: int = 1
     transport: Literal["any", "ipc", "tcp"] = "any"
     curve: bool = False  # the played brokers have keys
+    optional: bool = False  # of a feature that an SDK may leave out: then it is missing, and prevents no level
 
 
 CASES: Final[dict[str, Case]] = {}
@@ -74,6 +75,7 @@ def case(
     brokers: int = 1,
     transport: Literal["any", "ipc", "tcp"] = "any",
     curve: bool = False,
+    optional: bool = False,
 ) -> Callable[[Callable[["Stage"], None]], Callable[["Stage"], None]]:
     """Register a check under this name. A check raises `Failed` or `Missing`; returning means that it passed."""
 
@@ -95,6 +97,7 @@ def case(
             brokers,
             transport,
             curve,
+            optional,
         )
         return check
 

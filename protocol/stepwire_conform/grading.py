@@ -21,7 +21,10 @@ from .stage import Stage
 assert _cases
 
 PREFIX: Final = "stepwire-conform-"
-_REMOVED: Final = ("STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY")
+_REMOVED: Final = (
+    *("STEPWIRE_CURVE_SERVER_KEY", "STEPWIRE_CURVE_PUBLIC_KEY", "STEPWIRE_CURVE_SECRET_KEY"),
+    *("STEPWIRE_SECRETS_DIR", "STEPWIRE_SEAL_KEYS_FILE"),
+)
 
 
 class Grade(NamedTuple):
@@ -63,8 +66,9 @@ class Grade(NamedTuple):
 
 
 def _prevents(outcome: CaseOutcome) -> bool:
-    """Whether this outcome prevents conformance at its level. What is only recommended may be missing."""
-    is_missing = outcome.verdict is CaseVerdict.MISSING and outcome.case.strength == "must"
+    """Whether this outcome prevents conformance at its level. What is only recommended or optional may be missing."""
+    is_needed = outcome.case.strength == "must" and not outcome.case.optional
+    is_missing = outcome.verdict is CaseVerdict.MISSING and is_needed
     return is_missing or outcome.verdict is CaseVerdict.FAIL
 
 

@@ -173,13 +173,14 @@ def open_stage(stage: Stage) -> None:
         stage.drop_seen()
         return
     stage.open_brokers()
-    stage.start()
     broker = stage.broker
     is_subscribed = broker.is_subscribed
-    stage.until(
-        lambda: is_subscribed(b"steps ") or is_subscribed(b"steps"), "subscription of `steps `", within_s=START_S
-    )
-    stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint", within_s=START_S)
+    with stage.setting.starts:
+        stage.start()
+        stage.until(
+            lambda: is_subscribed(b"steps ") or is_subscribed(b"steps"), "subscription of `steps `", within_s=START_S
+        )
+        stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint", within_s=START_S)
     stage.wait(0.5)  # the time that a broker waits before the first batch
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ NAME: Final = "conform"
 SLOTS: Final = 4
 ENOUGH_S: Final = 12.0  # for anything that a good worker does at once; only a failing case waits until the end
 START_S: Final = 25.0  # from the start of the program to its first message
+STARTS_MAX: Final = 4  # programs that start at a time: many runtimes that start at once would delay each other
 
 
 class Setting:
@@ -32,6 +34,7 @@ class Setting:
         self.patience = patience
         self.handlers: tuple[str, ...] = ()  # that the program offers
         self.is_level0 = False
+        self.starts = threading.BoundedSemaphore(STARTS_MAX)  # held from a program's start to its session
         self._numbers = itertools.count(1)
 
     def next_token(self) -> str:

@@ -73,9 +73,10 @@ class Stage(HeardSide):
     def open_session(self) -> Message:
         """Start the program, and wait until it has a session with every broker. Returns the last hello."""
         self.open_brokers()
-        self.start()
-        for broker in self.brokers:
-            self.until_session(broker, within_s=START_S)
+        with self.setting.starts:
+            self.start()
+            for broker in self.brokers:
+                self.until_session(broker, within_s=START_S)
         hello = self.watch.hello
         assert hello is not None
         return hello

@@ -47,6 +47,7 @@ START_RETRANSMIT_MS: Final = 300
 START_RETRANSMIT_MAX_MS: Final = 3_000
 ADOPT_RETRY_MS: Final = 1_000
 SOCKET_REBUILD_MS: Final = 15_000
+SERVER_KEY_RETRY_MS: Final = 5_000  # silence after which a worker tries the next of several listed CURVE keys
 UNLISTED_MS: Final = 600_000  # a broker learned from a list is disconnected when no list has named it for this time
 TIMEOUT_DEFAULT_MS: Final = 30_000
 TIMEOUT_GRACE_MS: Final = 5_000

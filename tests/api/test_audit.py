@@ -153,6 +153,16 @@ def test_reads_of_payloads_leave_one_row_a_minute_for_each_principal_and_namespa
     assert "4111-1111" not in str(rows(api))
 
 
+def test_a_submission_that_waits_for_its_task_is_a_read_of_its_payloads(api: Api) -> None:
+    assert api.call("POST", "/v1/tasks", {"workflow": "order"}).status == 201
+    cancelled(api)  # its answer would wait for a row
+    assert rows(api, action="read_payloads") == []
+    number = api.call("POST", "/v1/tasks?wait_ms=0", {"workflow": "order"}).json["task_id"]
+    cancelled(api)  # its answer waits for the row
+    (row,) = rows(api, action="read_payloads")
+    assert (row["target"], row["detail"]) == ("namespace default", {"task": number})
+
+
 def test_a_read_without_payloads_leaves_no_row(api: Api) -> None:
     token = add_token(api.tokens.file, Grant("reader", frozenset({Scope.READ})))
     api.on_loop(api.tokens.reload)

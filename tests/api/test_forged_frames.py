@@ -63,9 +63,11 @@ def api(tmp_path: Path) -> Iterator[Api]:
             worker.stop()
 
 
-def submitted(api: Api, workflow: str) -> tuple[int, dict[str, Any]]:
+def submitted(api: Api, workflow: str, key: str | None = None) -> tuple[int, dict[str, Any]]:
     """Submit a task. Returns its id and everything about its running delivery that the broker itself knows."""
-    task_id = api.call("POST", "/v1/tasks", {"workflow": workflow}).json["task_id"]
+    task_id = api.call(
+        "POST", "/v1/tasks", {"workflow": workflow, **({} if key is None else {"idempotency_key": key})}
+    ).json["task_id"]
 
     def known() -> dict[str, Any] | None:
         step = api.broker.state.steps.get(task_id + 1)
@@ -214,7 +216,7 @@ def final_output(api: Api, task_id: int) -> Any:
 
 
 def test_a_token_that_may_only_read_sees_no_id_that_speaks_for_a_worker(api: Api, tmp_path: Path) -> None:
-    task_id, known = submitted(api, "many")
+    task_id, known = submitted(api, "many", "its-key")
     reader, operator = (
         api._replace(token=token.add_token(api.tokens.file, token.Grant(name, frozenset(scopes))))
         for name, scopes in (("reader", {Scope.READ}), ("operator", {Scope.READ, Scope.OPERATE}))
@@ -233,6 +235,14 @@ def test_a_token_that_may_only_read_sees_no_id_that_speaks_for_a_worker(api: Api
         assert shown.status == 200, shown
         assert digits.encode() not in shown.body, path
         assert batch.encode() not in shown.body, path
+    submitter = api._replace(
+        token=token.add_token(api.tokens.file, token.Grant("submitter", frozenset({Scope.SUBMIT, Scope.READ})))
+    )
+    api.on_loop(api.tokens.reload)
+    shown = submitter.call("POST", "/v1/tasks?wait_ms=0", {"workflow": "many", "idempotency_key": "its-key"})
+    assert (shown.status, shown.json["task"]["task_id"]) == (200, task_id)
+    assert digits.encode() not in shown.body
+    assert b'"batch_id":' not in shown.body
     assert {worker["worker"] for worker in reader.call("GET", "/v1/workers").json["workers"]} >= {"w"}
     events = operator.call("GET", f"/v1/tasks/{task_id}/events").json["events"]
     dispatched = next(event for event in events if event["kind"] == "dispatched")

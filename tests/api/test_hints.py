@@ -18,7 +18,7 @@ ONLY_NAMES_THE_TOOL = {"routing/router.py", "definitions/workflow_schema.py"}  #
 
 
 def hint(code: HintCode) -> Hint:
-    return Hint(code, 1, 2, "exec", "shop.charge", "shop::order::charge", ("reserve", "charge"))
+    return Hint(code, 1, 2, "exec", "shop.charge", "shop::order::charge", ("reserve", "charge"), "shop")
 
 
 @pytest.mark.parametrize("code", list(HintCode))
@@ -41,6 +41,7 @@ def test_the_core_words_every_hint_without_a_command_or_a_route(code: HintCode) 
         handler_class="shop.charge",
         path="shop::order::charge",
         names="reserve, charge",
+        namespace="shop",
     )
     assert not COMMAND.search(text)
     assert not ROUTE.search(text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import http.client
 import http.server
 import json
 import threading
@@ -25,6 +26,7 @@ from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.definitions.settings import HttpSettings, JwtClaims, JwtSettings
 
 from .running_api import TOKEN, WORKFLOW, running, settings_in
+from .test_limits import until
 
 ISSUER, AUDIENCE = "https://id.example", "stepwire"
 KEYS: dict[str, Any] = {
@@ -247,10 +249,80 @@ def test_a_new_key_is_found_at_once_and_unknown_keys_are_not_a_flood(monkeypatch
             JwtKeys(JwtSettings(jwks_url=url.replace("/jwks", "/moved"))).load()
 
 
-def test_keys_that_cannot_be_read_again_stay(tokens: JwtTokens, settings: JwtSettings) -> None:
+def test_keys_that_cannot_be_read_again_stay_for_the_longest_life_of_a_token(
+    tokens: JwtTokens, settings: JwtSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path(str(settings.jwks_file)).write_text("half")
     asyncio.run(tokens.keys._read())
     assert asyncio.run(tokens.admit(signed())).author == "jwt:alice"
+    monkeypatch.setattr(jwt_keys, "STALE_S", -1.0)
+    asyncio.run(tokens.keys._read())
+    assert tokens.keys.lookup("ES256") is None
+
+
+def test_a_document_without_keys_withdraws_all_of_them(tokens: JwtTokens, settings: JwtSettings) -> None:
+    grant = tokens.verified(signed())
+    Path(str(settings.jwks_file)).write_text('{"keys": []}')
+    asyncio.run(tokens.keys._read())
+    assert not tokens.is_valid(grant)
+
+
+def test_keys_that_are_read_again_unchanged_end_no_stream(tokens: JwtTokens, settings: JwtSettings) -> None:
+    grant = tokens.verified(signed())
+    Path(str(settings.jwks_file)).write_bytes(document(jwk("new", "RS256", OTHER)))
+    asyncio.run(tokens.keys._read())
+    assert tokens.keys.lookup("new") is not None
+    assert tokens.is_valid(grant)
+
+
+@contextmanager
+def watched(keys: JwtKeys) -> Iterator[None]:
+    """The keys are watched in a thread, as by a broker."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    watching = asyncio.run_coroutine_threadsafe(keys.watch(), loop)
+    try:
+        yield
+    finally:
+        watching.cancel()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_a_key_withdrawn_from_the_file_ends_its_streams_in_a_running_broker(
+    tmp_path: Path, settings: JwtSettings
+) -> None:
+    tmp_path.chmod(0o700)
+    of_broker = settings_in(tmp_path)
+    of_broker = msgspec.structs.replace(of_broker, http=msgspec.structs.replace(of_broker.http, jwt=settings))
+    with running(tmp_path, of_broker) as api:
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+        headers = {"Authorization": f"Bearer {signed().decode()}"}
+        connection.request("GET", "/v1/events", headers=headers)
+        stream = connection.getresponse()
+        assert stream.status == 200
+        replaced = tmp_path / "jwks.new"
+        replaced.write_bytes(json.dumps({"keys": [jwk("new", "ES256", KEYS["ES256"])]}).encode())
+        replaced.replace(str(settings.jwks_file))
+        with pytest.raises(http.client.IncompleteRead):
+            stream.read()  # the broker ends the stream
+        connection.close()
+        assert api.call("GET", "/readyz", headers=headers).code == "jwt_key_unknown"
+
+
+def test_a_key_withdrawn_from_the_url_is_noticed_when_the_url_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jwt_keys.REFRESH_S <= 300
+    monkeypatch.setattr(jwt_keys, "CHECK_S", 0.01)
+    with issuer() as (handler, url):
+        keys = JwtKeys(JwtSettings(issuer=ISSUER, audience=AUDIENCE, jwks_url=url))
+        keys.load()
+        handler.content = json.dumps({"keys": [jwk("new", "ES256", KEYS["ES256"])]}).encode()
+        with watched(keys):
+            keys._read_s -= jwt_keys.REFRESH_S
+            until(lambda: keys.lookup("ES256") is None)
+        assert handler.count == 2
 
 
 WEAK = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
@@ -264,9 +336,10 @@ WEAK = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S
         json.dumps({"keys": [jwk("weak", "RS256", WEAK)]}).encode(),
     ],
 )  # fmt: skip
-def test_a_document_without_usable_keys_is_refused(content: bytes) -> None:
+def test_a_document_without_usable_keys_is_refused_at_the_start(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "jwks.json").write_bytes(content)
     with pytest.raises(JwtError):
-        jwt_keys.parse(content, "jwks.json")
+        JwtKeys(JwtSettings(jwks_file=str(tmp_path / "jwks.json"))).load()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -340,6 +341,21 @@ def test_idle_and_half_sent_connections_give_way_to_new_ones(api: Api, beginning
             assert api.call("GET", "/v1/tasks").status == 200
         assert ends(first)
         assert refused(api, "strangers") > 100 - LIMITS.strangers
+
+
+def test_older_half_sent_connections_give_way_before_a_new_one_that_was_accepted_with_them(api: Api) -> None:
+    """While the broker is busy, connections wait to be accepted. The order in which they came decides."""
+    is_open = threading.Event()
+    busy = threading.Thread(target=api.on_loop, args=(lambda: is_open.wait(20),))
+    busy.start()
+    with clients(api) as waiting:
+        half_sent = waiting.send(b"GET /readyz HTTP/1.1\r\nHost: local", LIMITS.strangers + 5)
+        (new,) = waiting.send(b"")
+        is_open.set()
+        busy.join()
+        assert ends(half_sent[0])
+        new.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer_of(new, "GET").status == 200
 
 
 def test_a_request_in_progress_survives_a_flood_of_connections(api: Api, tokens: dict[str, str], task: int) -> None:

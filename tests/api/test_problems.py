@@ -18,6 +18,7 @@ EXPECTED = {
     "version_conflict": 409,
     "key_conflict": 409,
     "too_many_open_steps": 429,
+    "quota": 429,
     "overloaded": 429,
     "no_executor": 503,
     "draining": 503,
@@ -52,7 +53,7 @@ def test_a_refusal_of_the_core_has_its_status(
     assert answer.json["hint"] == "GET /v1/tasks/7 shows the states of its steps"
     assert answer.json["next"] == {"code": "show_task", "task_id": 7}
     assert answer.json["title"]
-    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    assert ("retry-after" in answer.headers) == (status in (429, 503) and code != "quota")
 
 
 @pytest.mark.parametrize(("retry_after_ms", "seconds"), [(1, "1"), (1000, "1"), (1001, "2"), (60_000, "60")])

@@ -14,12 +14,17 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import pytest
+from cryptography import x509
+from stepwire_broker.api import token as token_files
 from stepwire_broker.api.namespace_rules import NamespaceRule, declared_rule, rule_of
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, add_token
 from stepwire_broker.core.answers.scopes import Scope, includes
+from stepwire_broker.core.definitions.settings import JwtClaims, JwtSettings
 
 from .running_api import Answer, Api, running, settings_in
+from .test_client_certificates import Served
+from .test_jwt import AUDIENCE, ISSUER, document, signed
 
 OWN, FOREIGN, MISSING = "shop", "billing", "nowhere"
 
@@ -33,38 +38,72 @@ class Place(NamedTuple):
     step_id: int
 
 
+class Identity(NamedTuple):
+    """The same permissions in three forms: a token of the broker, a signed token, and a client certificate."""
+
+    token: str
+    jwt: str
+    certificate: tuple[Path, Path] | None  # with its key; None: the broker has no TLS
+
+
 class World:
     """A broker with a task in each of two namespaces."""
 
-    def __init__(self, api: Api, directory: Path) -> None:
+    def __init__(self, api: Api, directory: Path, served: Served | None = None) -> None:
+        """`served`: the authorities of a broker with TLS."""
         self.api = api
         self.socket_path = directory / "http.sock"
+        self.kept: dict[Identity, http.client.HTTPSConnection] = {}  # connections with a certificate
+        self._served = served
         self.foreign = self._place(FOREIGN)  # its events come first
         self.own = self._place(OWN)
         self.missing = Place(MISSING, f"{FOREIGN}-order", 999_998, 999_999)
         limited = (OWN, f"{OWN}::**")
-        self.tokens = {
-            scope: add_token(api.tokens.file, Grant(f"{scope}-of-{OWN}", frozenset({scope}), namespaces=limited))
-            for scope in Scope
-        }
-        whole = frozenset({Scope.ADMIN})
-        self.tap_token = add_token(
-            api.tokens.file, Grant("tapper", frozenset({Scope.OPERATE, Scope.INSPECT}), namespaces=limited)
+        self.identities = {scope: self._identity(f"{scope}-of-{OWN}", {scope}, limited) for scope in Scope}
+        self.tapper = self._identity("tapper", {Scope.OPERATE, Scope.INSPECT}, limited)
+        self.whole = self._identity("whole", {Scope.ADMIN}, ("**",))
+        api.on_loop(api.tokens.reload)
+
+    def _identity(self, name: str, scopes: set[Scope], namespaces: tuple[str, ...]) -> Identity:
+        """Permissions that a token, a signed token and the line of a certificate hold, under the same name."""
+        file = self.api.tokens.file
+        value = add_token(file, Grant(name, frozenset(scopes), namespaces=namespaces))
+        words = " ".join(sorted(scopes))
+        jwt = signed(sub=name, scope=words, namespaces=list(namespaces)).decode()
+        if self._served is None:
+            return Identity(value, jwt, None)
+        line = (
+            f"cert:{name}.example name=cert-{name} scopes={','.join(sorted(scopes))} namespaces={','.join(namespaces)}"
         )
-        self.whole = add_token(api.tokens.file, Grant("whole", whole))
+        token_files._write(file, f"{file.read_text()}{line}\n")
+        return Identity(value, jwt, self._served.clients.issue(name, x509.DNSName(f"{name}.example")))
+
+    def encrypted(self, identity: Identity) -> http.client.HTTPSConnection:
+        """The connection with the certificate of this identity. It is kept: handshakes take most of the time."""
+        if identity not in self.kept:
+            assert self._served is not None
+            context = self._served.context(identity.certificate)
+            self.kept[identity] = http.client.HTTPSConnection("localhost", self.api.port, timeout=20, context=context)
+        return self.kept[identity]
+
+    def call(self, path: str, body: Any = None) -> Answer:
+        """Send a request with the broker's own token."""
+        if self._served is not None:
+            return self._served.call(None, path, body, Authorization=f"Bearer {self.api.token}")
+        return self.api.call("GET" if body is None else "POST", path, body)
 
     def _place(self, namespace: str) -> Place:
         steps = [{"name": "pay", "handler_class": f"{namespace}.pay"}]
         workflow = {"namespace": namespace, "name": f"{namespace}-order", "version": "1", "steps": steps}
-        assert self.api.call("POST", "/v1/workflows", workflow).status == 201
+        assert self.call("/v1/workflows", workflow).status == 201
         body = {"namespace": namespace, "workflow": f"{namespace}-order", "labels": {"of": namespace}}
-        task = self.api.call("POST", "/v1/tasks?wait_ms=0", body).json["task"]
+        task = self.call("/v1/tasks?wait_ms=0", body).json["task"]
         return Place(namespace, f"{namespace}-order", task["task_id"], task["steps"][0]["step_id"])
 
     def state_of_foreign(self) -> Any:
         """Everything that is stored about the foreign namespace."""
         return [
-            self.api.call("GET", path).json
+            self.call(path).json
             for path in (
                 f"/v1/tasks/{self.foreign.task_id}/events",
                 f"/v1/tasks?namespace={FOREIGN}",
@@ -75,12 +114,31 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Without TLS, with the keys of an issuer of signed tokens."""
     directory = tmp_path_factory.mktemp("m", numbered=True)
     directory.chmod(0o700)
+    (directory / "jwks.json").write_bytes(document())
+    jwt = JwtSettings(
+        issuer=ISSUER,
+        audience=AUDIENCE,
+        jwks_file=str(directory / "jwks.json"),
+        claims=JwtClaims(namespaces="namespaces"),
+    )
     settings = settings_in(directory)
-    http_settings = msgspec.structs.replace(settings.http, socket=str(directory / "http.sock"))
+    http_settings = msgspec.structs.replace(settings.http, socket=str(directory / "http.sock"), jwt=jwt)
     with running(directory, msgspec.structs.replace(settings, http=http_settings)) as api:
         yield World(api, directory)
+
+
+@pytest.fixture(scope="module")
+def world_with_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("t", numbered=True)
+    served = Served(directory)
+    with running(directory, served.settings) as served.api:
+        world = World(served.api, directory, served)
+        yield world
+        for connection in world.kept.values():
+            connection.close()
 
 
 # -- ways in ----------------------------------------------------------------------------------------------------------
@@ -98,21 +156,45 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Way(NamedTuple):
-    """A way in: a connection, and the headers that prove the identity which has this token's permissions."""
+    """A way in: a connection, and the headers that prove an identity."""
 
     name: str
-    connect: Callable[[World], http.client.HTTPConnection]
-    headers: Callable[[str], dict[str, str]]
+    connect: Callable[[World, Identity], http.client.HTTPConnection]
+    headers: Callable[[Identity], dict[str, str]]
+    world: str = "world"  # the fixture
+    is_kept: bool = False  # the connection, for the next request
 
 
-def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+def _tcp(world: World, identity: Identity) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", world.api.port, timeout=20)
+
+
+def _bearer(identity: Identity) -> dict[str, str]:
+    return {"Authorization": f"Bearer {identity.token}"}
 
 
 WAYS: Final = (
-    Way("token over tcp", lambda world: http.client.HTTPConnection("127.0.0.1", world.api.port, timeout=20), _bearer),
-    Way("token on the Unix socket", lambda world: _UnixConnection(world.socket_path), _bearer),
+    Way("token over tcp", _tcp, _bearer),
+    Way("token on the Unix socket", lambda world, _: _UnixConnection(world.socket_path), _bearer),
+    Way("signed token", _tcp, lambda identity: {"Authorization": f"Bearer {identity.jwt}"}),
+    Way("certificate", World.encrypted, lambda _: {}, world="world_with_tls", is_kept=True),
 )
+
+
+OWN_USER: Final = Way(  # the kernel names it, and it has every scope and namespace
+    "own user on the Unix socket", lambda world, _: _UnixConnection(world.socket_path), lambda _: {}
+)
+
+
+@pytest.fixture
+def place_of(request: pytest.FixtureRequest) -> Callable[[Way], World]:
+    """Return the world of a way."""
+
+    def find(way: Way) -> World:
+        found: World = request.getfixturevalue(way.world)
+        return found
+
+    return find
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -154,13 +236,14 @@ def path_of(method: str, path: str, at: Place) -> str:
     return filled if query is None else f"{filled}?{query(at)}"
 
 
-def send(world: World, way: Way, token: str, method: str, path: str, at: Place) -> Answer:
+def send(world: World, way: Way, identity: Identity, method: str, path: str, at: Place) -> Answer:
     body = BODIES.get((method, path))
     data = None if body is None else json.dumps(body(at))
     if data is None and method == "POST":
         data = "{}"
-    headers = {**way.headers(token), **({} if data is None else {"Content-Type": "application/json"})}
-    connection = way.connect(world)
+    headers = {**way.headers(identity), **({} if data is None else {"Content-Type": "application/json"})}
+    connection = way.connect(world, identity)
+    is_kept = False
     try:
         connection.request(method, path_of(method, path, at), data, headers)
         answer = connection.getresponse()
@@ -169,9 +252,11 @@ def send(world: World, way: Way, token: str, method: str, path: str, at: Place) 
             received = b""  # the stream has no end
         else:
             received = _until_own_events(world, answer) if is_open and path == "/v1/events" else answer.read()
+            is_kept = way.is_kept and not (is_open and path == "/v1/events")
         return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, received)
     finally:
-        connection.close()
+        if not is_kept:
+            connection.close()  # the next request connects again
 
 
 def _until_own_events(world: World, answer: http.client.HTTPResponse) -> bytes:
@@ -199,32 +284,35 @@ def test_an_operation_without_a_rule_is_closed_to_tokens_with_namespaces() -> No
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize(("method", "path"), ASKED)
-def test_a_token_reaches_only_its_scopes_and_its_namespaces(world: World, method: str, path: str, way: Way) -> None:
+def test_an_identity_reaches_only_its_scopes_and_its_namespaces(
+    place_of: Callable[[Way], World], method: str, path: str, way: Way
+) -> None:
+    world = place_of(way)
     needed = OPERATIONS[method, path].scopes
     before = world.state_of_foreign()
-    for scope, token in world.tokens.items():
+    for scope, identity in world.identities.items():
         missing = [each for each in needed if not includes({scope}, each)]
         for at in (world.own, world.foreign):
-            answer = send(world, way, token, method, path, at)
+            answer = send(world, way, identity, method, path, at)
             where = (scope, at.namespace, answer)
             if missing:
                 assert (answer.status, answer.code) == (403, "scope_missing"), where
                 assert f"`{missing[0]}`" in answer.json["detail"], where
             else:
-                _check(world, way, token, (method, path), at, answer)
+                _check(world, way, identity, (method, path), at, answer)
             if at is world.own:
                 assert FOREIGN.encode() not in answer.body, where
     assert world.state_of_foreign() == before
 
 
-def _check(world: World, way: Way, token: str, key: tuple[str, str], at: Place, answer: Answer) -> None:
+def _check(world: World, way: Way, identity: Identity, key: tuple[str, str], at: Place, answer: Answer) -> None:
     rule, where = declared_rule(*key), (at.namespace, answer)
     match rule:
         case NamespaceRule.WHOLE:
             assert (answer.status, answer.code) == (404, "not_found"), where
         case NamespaceRule.OF_TASK | NamespaceRule.OF_STEP | NamespaceRule.NAMED if at is world.foreign:
             assert (answer.status, answer.code) == (404, "not_found"), where
-            same = send(world, way, token, *key, world.missing)
+            same = send(world, way, identity, *key, world.missing)
             assert _neutral(answer) == _neutral(same)
         case NamespaceRule.FILTERED:
             assert answer.status == 200, where
@@ -241,19 +329,21 @@ def _neutral(answer: Answer) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_the_tap_is_closed_to_a_token_with_namespaces(world: World, way: Way) -> None:
-    answer = send(world, way, world.tap_token, "GET", "/v1/tap", world.own)
+def test_the_tap_is_closed_to_an_identity_with_namespaces(place_of: Callable[[Way], World], way: Way) -> None:
+    world = place_of(way)
+    answer = send(world, way, world.tapper, "GET", "/v1/tap", world.own)
     assert (answer.status, answer.code) == (404, "not_found")
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_a_token_without_namespaces_reaches_both(world: World, way: Way) -> None:
+@pytest.mark.parametrize("way", [*WAYS, OWN_USER], ids=lambda way: way.name)
+def test_an_identity_for_all_namespaces_reaches_both(place_of: Callable[[Way], World], way: Way) -> None:
+    world = place_of(way)
     for at in (world.own, world.foreign):
         assert send(world, way, world.whole, "GET", "/v1/tasks/{task_id}", at).status == 200
 
 
 def test_a_filter_for_a_foreign_namespace_finds_nothing(world: World) -> None:
-    headers: dict[str, str | None] = {"Authorization": f"Bearer {world.tokens[Scope.READ]}"}
+    headers: dict[str, str | None] = {"Authorization": f"Bearer {world.identities[Scope.READ].token}"}
     for path, member in (
         (f"/v1/tasks?namespace={FOREIGN}", "tasks"),
         (f"/v1/tasks?label=of={FOREIGN}", "tasks"),
@@ -264,7 +354,7 @@ def test_a_filter_for_a_foreign_namespace_finds_nothing(world: World) -> None:
 
 
 def test_the_number_of_a_foreign_step_is_not_described(world: World) -> None:
-    headers: dict[str, str | None] = {"Authorization": f"Bearer {world.tokens[Scope.READ]}"}
+    headers: dict[str, str | None] = {"Authorization": f"Bearer {world.identities[Scope.READ].token}"}
     answer = world.api.call("GET", f"/v1/tasks/{world.foreign.step_id}", headers=headers)
     assert answer.json["detail"] == f"there is no task {world.foreign.step_id}"
     own = world.api.call("GET", f"/v1/tasks/{world.own.step_id}", headers=headers)

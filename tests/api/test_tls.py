@@ -205,6 +205,28 @@ def test_too_many_handshakes_close_the_oldest_and_new_clients_are_served(tmp_pat
         until(lambda: counted(served, "open") == 0)
 
 
+def test_surplus_handshakes_are_refused_and_tokens_and_their_addresses_do_not_count(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    with running(tmp_path, served.settings, DEFAULT._replace(strangers_per_s=1)) as served.api:
+
+        def is_refused(source: str) -> bool:
+            address = ("127.0.0.1", served.api.port)
+            with socket.create_connection(address, timeout=20, source_address=(source, 0)) as plain:
+                try:
+                    served.context().wrap_socket(plain, server_hostname="localhost").close()
+                except (ssl.SSLEOFError, ConnectionResetError):
+                    return True
+            return False
+
+        for _ in range(20):  # more than the limit of two at once
+            assert served.call("/readyz").status == 200
+        assert any(is_refused("127.0.0.2") for _ in range(200))
+        for _ in range(20):
+            assert served.call("/readyz").status == 200
+        assert any(is_refused("127.0.0.1") for _ in range(200))  # without a token, this address is limited as well
+        until(lambda: counted(served, "strangers_per_s") >= 2)
+
+
 def test_bytes_that_are_no_handshake_end_the_connection(served: Served) -> None:
     with served.api.raw() as stranger:
         stranger.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")

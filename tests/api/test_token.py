@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from stepwire_broker.api import token
 from stepwire_broker.api.token import Grant, TokenError
-from stepwire_broker.api.token_uses import HOUR_MS, TokenUses, read_uses
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.last_uses import HOUR_MS, LastUses, read_uses
 
 from tests.foreign_files import give_away
 
@@ -234,11 +234,11 @@ def test_an_empty_list_of_namespaces_is_refused_because_it_would_read_as_no_limi
 
 def test_the_last_use_of_a_token_is_kept_to_the_hour_and_over_restarts(tmp_path: Path) -> None:
     file = tmp_path / "tokens.uses"
-    uses = TokenUses(file)
-    uses.note(b"\x01" * 32, 5 * HOUR_MS + 17)
+    uses = LastUses(file)
+    uses.note("01" * 6, 5 * HOUR_MS + 17)
     uses.write()
-    later = TokenUses(file)
-    later.note(b"\x02" * 32, 6 * HOUR_MS)
+    later = LastUses(file)
+    later.note("02" * 6, 6 * HOUR_MS)
     later.write()
     assert read_uses(file) == {"01" * 6: 5 * HOUR_MS, "02" * 6: 6 * HOUR_MS}
     assert file.stat().st_mode & 0o777 == 0o600
@@ -246,10 +246,10 @@ def test_the_last_use_of_a_token_is_kept_to_the_hour_and_over_restarts(tmp_path:
 
 def test_the_file_of_uses_is_written_only_for_a_new_use(tmp_path: Path) -> None:
     file = tmp_path / "tokens.uses"
-    uses = TokenUses(file)
-    uses.note(b"\x01" * 32, HOUR_MS)
+    uses = LastUses(file)
+    uses.note("01" * 6, HOUR_MS)
     uses.write()
     file.unlink()
-    uses.note(b"\x01" * 32, HOUR_MS + 100)
+    uses.note("01" * 6, HOUR_MS + 100)
     uses.write()
     assert not file.exists()

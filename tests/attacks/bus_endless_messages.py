@@ -5,11 +5,11 @@ from typing import Any
 from tests.bus.strangers import frame
 
 from .bus_peers import flooding, repeat
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 RSS_MB_MAX = 300.0
+SHARE_MIN = 0.5
 PART = frame(b"workers " + bytes(100_000), more=True)
 
 

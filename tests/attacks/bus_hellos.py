@@ -9,10 +9,9 @@ from typing import Any
 from tests.bus.strangers import frame, shake_hands
 
 from .bus_peers import repeat
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 LARGE = {f"label{n}": "x" * 250 for n in range(13_000)}
 
 

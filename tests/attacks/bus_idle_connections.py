@@ -9,10 +9,9 @@ from typing import Any
 from tests.bus.strangers import shake_hands
 
 from .bus_peers import hold
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 OPEN_FILES = 256
 
 

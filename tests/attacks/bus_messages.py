@@ -5,10 +5,9 @@ from typing import Any
 from tests.bus.strangers import frame
 
 from .bus_peers import flooding, repeat
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 BYE = frame(b'workers {"type":"bye","v":"2.0","worker":"stranger:0123456789abcdef","n":1}') * 1_000
 
 

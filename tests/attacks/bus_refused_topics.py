@@ -5,10 +5,9 @@ from typing import Any
 from tests.bus.strangers import frame
 
 from .bus_peers import flooding, repeat
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 TOPICS = b"".join(frame(b"\x01%08d" % n + b"x" * 450) for n in range(60_000))
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from tests.bus.strangers import connected
 
 from .bus_peers import hold
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 
 
 def attack(target: Target, seconds: float) -> dict[str, Any]:

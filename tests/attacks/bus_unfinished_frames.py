@@ -7,11 +7,11 @@ from typing import Any
 from tests.bus.strangers import begun, shake_hands
 
 from .bus_peers import hold
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 RSS_MB_MAX = 300.0
+SHARE_MIN = 0.5
 LENGTH = 8 * 1024 * 1024
 DATA = begun(LENGTH) + bytes(LENGTH - 1)
 

@@ -7,11 +7,12 @@ from typing import Any
 from tests.bus.strangers import connected, greeting
 
 from .bus_peers import hold
-from .listeners import TCP, has_keys
+from .listeners import has_keys
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 RSS_MB_MAX = 300.0
+SHARE_MIN = 0.5
 LENGTH = 8 * 1024 * 1024
 DATA = b"\x06" + LENGTH.to_bytes(8, "big") + bytes(LENGTH - 1)
 

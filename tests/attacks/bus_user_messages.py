@@ -7,10 +7,9 @@ from typing import Any
 import zmq
 
 from .bus_peers import repeat
-from .listeners import TCP
 from .target import Target
 
-SETTINGS = TCP
+LISTENER = "tcp"
 
 
 def attack(target: Target, seconds: float) -> dict[str, Any]:

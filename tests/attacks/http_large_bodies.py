@@ -12,6 +12,7 @@ from .target import Target
 
 MIB = 1024 * 1024
 BATCH_BYTES = 15 * MIB
+SHARE_MIN = 0.5
 
 
 def attack(target: Target, seconds: float) -> dict[str, int]:

@@ -61,9 +61,10 @@ def run(target: Target, count: int, connections: Iterator[Connect]) -> dict[str,
         _close(connection)
     took_s = time.monotonic() - began_s
     ends_s = time.monotonic() + SETTLE_S
-    while target.files() > files + FILES_MAX and time.monotonic() < ends_s:
-        time.sleep(0.1)
     after_files, after_mb = target.files(), target.rss_mb()
+    while (after_files > files + FILES_MAX or after_mb > rss_mb + RSS_MB_MAX) and time.monotonic() < ends_s:
+        time.sleep(0.1)
+        after_files, after_mb = target.files(), target.rss_mb()
     return {
         "connections": count,
         "seconds": round(took_s, 1),

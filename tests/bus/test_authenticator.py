@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import zmq
-from stepwire_broker.bus.admission import Admission, ZapVerdict
+from stepwire_broker.bus.admission import Admission, ZapVerdict, proof_of_key
 from stepwire_broker.bus.authenticator import (
     CURVE_DOMAIN,
     IPC_DOMAIN,
@@ -37,7 +37,7 @@ def user(uid: str) -> list[bytes]:
 @pytest.mark.parametrize(
     ("asked", "verdict"),
     [
-        (request(CURVE_DOMAIN, b"CURVE", KEY), ZapVerdict("shop")),
+        (request(CURVE_DOMAIN, b"CURVE", KEY), ZapVerdict("shop", proof=proof_of_key(KEY))),
         (request(CURVE_DOMAIN, b"CURVE", OTHER), ZapVerdict("", "unknown_key")),
         (request(CURVE_DOMAIN, b"CURVE", OLD), ZapVerdict("gone", "revoked_key")),
         (request(CURVE_DOMAIN, b"CURVE"), ZapVerdict("", "unknown_key")),
@@ -48,8 +48,8 @@ def user(uid: str) -> list[bytes]:
         (request(OPEN_DOMAIN, b"CURVE", KEY), ZapVerdict("", "bad_handshake")),
         (request(b"", b"NULL"), ZapVerdict("", "bad_handshake")),
         (request(b"other", b"CURVE", KEY), ZapVerdict("", "bad_handshake")),
-        (user("1000"), ZapVerdict("owner")),
-        (user("1001"), ZapVerdict("batch")),
+        (user("1000"), ZapVerdict("owner", proof="unix=1000")),
+        (user("1001"), ZapVerdict("batch", proof="unix=1001")),
         (user("1002"), ZapVerdict("", "unknown_user")),
         (user("1003"), ZapVerdict("late", "expired_key")),
         (user("-1"), ZapVerdict("", "unknown_user")),
@@ -71,7 +71,7 @@ def test_without_a_principal_for_open_connections_they_are_refused() -> None:
 
 def test_a_blocked_principal_is_refused() -> None:
     blocked = Admission(keys={KEY: "shop"}, blocked=frozenset({"shop"}))
-    assert decide(blocked, request(CURVE_DOMAIN, b"CURVE", KEY)) == ZapVerdict("shop", "blocked")
+    assert decide(blocked, request(CURVE_DOMAIN, b"CURVE", KEY)) == ZapVerdict("shop", "blocked", proof_of_key(KEY))
 
 
 def test_every_answer_is_200_with_a_user_id_or_300_without_one(context: zmq.Context[Any]) -> None:

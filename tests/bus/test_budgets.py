@@ -6,6 +6,7 @@ import pytest
 from stepwire_broker import open_files
 from stepwire_broker.bus import budgets
 from stepwire_broker.bus.budgets import Bucket, Offences, PrincipalUsage, Window
+from stepwire_broker.bus.crowd import Crowd
 
 MIB = 1024 * 1024
 
@@ -86,3 +87,18 @@ def test_the_limit_of_open_files_reduces_the_connections(open_files_max: int, co
 
 def test_a_configured_number_of_connections_fits_the_files_that_are_recommended_for_it() -> None:
     assert open_files.connections_of_bus(4_096, open_files.files_for_bus(4_096)) == 4_096
+
+
+def test_memory_is_returned_once_most_of_many_connections_have_ended() -> None:
+    crowd = Crowd()
+    assert not any(crowd.has_left(n, n / 1_000) for n in range(2_000))
+    assert not crowd.has_left(1_001, 3.0)
+    assert crowd.has_left(900, 3.1)
+    assert not crowd.has_left(0, 3.2), "again after CROWD_EVERY_S at the earliest"
+    assert crowd.has_left(0, 3.1 + budgets.CROWD_EVERY_S)
+    assert not crowd.has_left(0, 60.0)
+
+
+def test_a_few_connections_are_no_crowd() -> None:
+    crowd = Crowd()
+    assert not any(crowd.has_left(n, 60.0 + n) for n in (budgets.CROWD - 1, 0, 10, 0))

@@ -56,6 +56,14 @@ async def flood(peer: plain_socket.socket, data: bytes) -> None:
         await asyncio.to_thread(peer.sendall, data)
 
 
+async def admitted(endpoint: str, kind: str) -> plain_socket.socket:
+    """A peer that has finished its handshake and read what the broker sends then, as libzmq does."""
+    peer = await asyncio.to_thread(strangers.shake_hands, endpoint, kind)
+    await asyncio.to_thread(strangers.receive, peer, 1)
+    assert not strangers.is_closed(peer)
+    return peer
+
+
 def ended(bench: Bench, reason: str) -> int:
     return bench.wire.counters.disconnected[reason]
 
@@ -358,19 +366,57 @@ def test_a_disconnection_discards_what_the_kernel_holds_of_a_tcp_connection() ->
 
 @pytest.mark.parametrize("socket_name", ["steps", "results"])
 def test_the_oldest_of_many_connections_without_a_handshake_are_disconnected(
-    socket_name: str, context: Context
+    socket_name: str, remote: BusSettings, context: Context
 ) -> None:
     async def story() -> None:
-        async with serving(TCP, context) as bench:
+        async with serving(remote, context) as bench:
             kind = "SUB" if socket_name == "steps" else "PUB"
-            honest = [strangers.shake_hands(bench.wire.endpoints[socket_name], kind) for _ in range(5)]
+            honest = [await admitted(bench.wire.endpoints[socket_name], kind) for _ in range(5)]
             silent = [strangers.connected(bench.wire.endpoints[socket_name]) for _ in range(100)]
-            await until(lambda: ended(bench, "unauthenticated") > 0)
+            await until(lambda: ended(bench, "unauthenticated") >= 36)
             await until(lambda: all(map(strangers.is_closed, silent[:36])))
             await join(bench)
             assert not any(map(strangers.is_closed, honest))
             # The others are disconnected when their time for the handshake is over.
             await until(lambda: all(map(strangers.is_closed, silent)))
+
+    run(story())
+
+
+def test_ipc_peers_that_finished_their_handshake_are_not_counted_as_strangers(
+    ipc: BusSettings, context: Context
+) -> None:
+    """Such a peer sends no frame, as the results socket of a level-0 handler before its first result."""
+
+    async def story() -> None:
+        async with serving(ipc, context) as bench:
+            endpoint = bench.wire.endpoints["results"]
+            quiet = [await admitted(endpoint, "PUB") for _ in range(100)]
+            await join(bench)
+            assert ended(bench, "unauthenticated") == 0
+            left = [strangers.shake_hands(endpoint, "PUB") for _ in range(100)]  # successes of peers that leave
+            for peer in left:
+                peer.close()
+            await until(lambda: bench.wire.counters.connections["results"] == len(quiet))
+            silent = [strangers.connected(endpoint) for _ in range(100)]
+            await until(lambda: ended(bench, "unauthenticated") >= 36)
+            assert not any(map(strangers.is_closed, quiet))
+            assert len(silent) == 100
+
+    run(story())
+
+
+def test_ipc_peers_that_are_no_zmtp_peers_do_not_widen_the_limit(ipc: BusSettings, context: Context) -> None:
+    async def story() -> None:
+        async with serving(ipc, context) as bench:
+            endpoint = bench.wire.endpoints["results"]
+            for _ in range(100):
+                with strangers.connected(endpoint) as peer:
+                    peer.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
+                    await until(lambda peer=peer: strangers.is_closed(peer))
+            silent = [strangers.connected(endpoint) for _ in range(100)]
+            await until(lambda: ended(bench, "unauthenticated") >= 36)
+            assert len(silent) == 100
 
     run(story())
 

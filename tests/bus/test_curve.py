@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import zmq
-from stepwire_broker.bus import authenticator, self_check, sockets
-from stepwire_broker.bus.admission import ZapVerdict
+from stepwire_broker.bus import authenticator, gate, self_check, sockets
+from stepwire_broker.bus.admission import ZapVerdict, proof_of_key
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.keys import server_key
-from stepwire_broker.bus.keys.key_text import KeyPair, new_pair
-from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings
+from stepwire_broker.bus.keys.key_text import KeyPair, new_pair, raw
+from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings, NextSettings
+from stepwire_broker.last_uses import HOUR_MS, read_uses, uses_file
 from stepwire_protocol import topics
 from zmq.utils.monitor import recv_monitor_message
 
@@ -173,6 +174,36 @@ def test_a_door_without_curve_fails_the_check(settings: BusSettings, context: Co
             assert await check == "a connection without a key was admitted"
 
     run(story())
+
+
+def test_the_last_use_of_each_key_is_kept_to_the_hour_and_over_restarts(
+    keys: Keys, settings: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only connections that have proved the key count, as long as they are open; a message writes nothing."""
+    second = new_pair()
+    keys.put("shop", f"public={second.public}", f"public={keys.shop.public}")
+    keys.put("idle", f"public={new_pair().public}")
+    of_shop, of_second = (proof_of_key(raw(pair.public) or b"") for pair in (keys.shop, second))
+    hour = [100 * HOUR_MS]
+    monkeypatch.setattr(gate.time, "time_ns", lambda: hour[0] * 1_000_000)
+    file = uses_file(keys.clients)
+
+    async def story(pair: KeyPair) -> None:
+        async with serving(settings, context) as bench:
+            visitor = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, pair)
+            refused = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, new_pair())
+            await until(lambda: ("subscribed", visitor.inbox) in bench.log.peers)
+            for _ in range(2):
+                bench.wire._gate._note_uses(bench.wire._connections.proofs)
+                hour[0] += HOUR_MS
+            visitor.close()
+            refused.close()
+
+    run(story(keys.shop))
+    assert read_uses(file) == {of_shop: 101 * HOUR_MS}
+    assert file.stat().st_mode & 0o777 == 0o600
+    run(story(second))
+    assert read_uses(file) == {of_shop: 101 * HOUR_MS, of_second: 103 * HOUR_MS}
 
 
 def test_ipc_beside_curve_needs_no_key_and_refuses_curve(keys: Keys, settings: BusSettings, context: Context) -> None:
@@ -381,3 +412,108 @@ def test_strict_security_refuses_tcp_without_keys_also_on_the_loopback() -> None
     assert sockets.read_endpoints(loopback)[0][0].is_open
     with pytest.raises(EndpointRefused, match=r"security.strict refuses tcp without keys"):
         sockets.read_endpoints(loopback, is_strict=True)
+
+
+# -- rotation of the brokers' own key ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_next(settings: BusSettings) -> BusSettings:
+    return msgspec.structs.replace(settings, next=NextSettings("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"))
+
+
+def test_during_a_rotation_both_server_keys_are_served_and_afterwards_only_the_next_one(
+    keys: Keys, with_next: BusSettings, context: Context
+) -> None:
+    secret_file = keys.directory / "server.key"
+
+    async def story() -> None:
+        async with serving(with_next, context) as bench:
+            wire = bench.wire
+
+            async def admits(endpoint: str, server: str) -> bool:
+                visitor = Visitor(bench, endpoint, server, keys.shop)
+                try:
+                    return await visitor.is_admitted()
+                finally:
+                    visitor.close()
+
+            assert wire.keys is not None
+            assert wire.keys.next_bound is not None
+            usual, upcoming = wire.bound[1].steps, wire.keys.next_bound[0]
+            assert await admits(upcoming, keys.server.public), "without a rotation bus.next serves the current key"
+            after = server_key.begin_rotation(secret_file).next
+            assert after is not None
+            await wire.reload_clients()
+            assert [await admits(usual, keys.server.public), await admits(upcoming, after.public)] == [True, True]
+            assert [await admits(usual, after.public), await admits(upcoming, keys.server.public)] == [False, False]
+            server_key.finish_rotation(secret_file)
+            await wire.reload_clients()
+            assert [await admits(usual, after.public), await admits(upcoming, after.public)] == [True, True]
+            assert not await admits(usual, keys.server.public)
+            assert wire.bound[1].steps == usual, "the addresses stay"
+
+    run(story())
+
+
+def test_a_new_key_is_announced_before_it_is_served(keys: Keys, with_next: BusSettings, context: Context) -> None:
+    """Their connections end when the key is replaced, and they need the new one to connect again."""
+    secret_file = keys.directory / "server.key"
+    told: list[str] = []
+
+    async def story() -> None:
+        async with serving(with_next, context) as bench:
+            visitor = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, keys.shop)
+            await visitor.admitted()
+            await until(lambda: bench.wire.counters.connections["steps"] == 1)
+            server_key.begin_rotation(secret_file)
+            assert bench.wire.keys is not None
+            bench.wire.keys.on_changed = lambda before, after: told.append(
+                f"{after.current == before.current}, {bench.wire.counters.connections['steps']} connections"
+            )
+            await bench.wire.reload_clients()
+            server_key.finish_rotation(secret_file)
+            await bench.wire.reload_clients()
+            assert told == ["True, 1 connections", "False, 1 connections"]
+            await until(lambda: bench.wire.counters.refused["wrong_server_key"] > 0)
+            visitor.close()
+
+    run(story())
+
+
+def test_a_key_that_cannot_be_read_leaves_the_served_keys_as_they_are(
+    keys: Keys, with_next: BusSettings, context: Context
+) -> None:
+    async def story() -> None:
+        async with serving(with_next, context) as bench:
+            (keys.directory / "server.key").write_text("secret=short\n")
+            await bench.wire.reload_clients()
+            visitor = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, keys.shop)
+            assert await visitor.is_admitted()
+            visitor.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("steps", "results", "sentence"),
+    [
+        ("tcp://127.0.0.1:1", None, "bus.next.results is not set"),
+        (None, "tcp://127.0.0.1:1", "bus.next.steps is not set"),
+        ("ipc://a", "tcp://127.0.0.1:1", "bus.next.steps is 'ipc://a': only tcp endpoints have keys"),
+        ("tcp://127.0.0.1:7411", "tcp://127.0.0.1:1", "bus.steps and bus.next.steps are both"),
+        ("tcp://nowhere", "tcp://127.0.0.1:1", "bus.next.steps is 'tcp://nowhere': it has no port"),
+    ],
+)
+def test_the_endpoints_of_the_next_key_are_checked(steps: str | None, results: str | None, sentence: str) -> None:
+    bus = BusSettings(steps="tcp://127.0.0.1:7411", results="tcp://127.0.0.1:7412", curve=CurveSettings("a", "b"))
+    with pytest.raises(EndpointRefused) as error:
+        sockets.read_endpoints(msgspec.structs.replace(bus, next=NextSettings(steps, results)))
+    assert sentence in str(error.value)
+
+
+def test_endpoints_for_a_next_key_need_a_key() -> None:
+    bus = BusSettings(next=NextSettings("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"))
+    with pytest.raises(EndpointRefused) as error:
+        sockets.read_endpoints(bus)
+    assert "bus.next is set without bus.curve.secret_file" in str(error.value)

@@ -3,16 +3,20 @@
 import os
 import re
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 from stepwire_broker.bench import idle, product, routes
-from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Workload
+from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Setup, Workload
 from stepwire_broker.cli import bench_report
 from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.routing.router import Router, hidden, path_of
+
+from tests.compare_checkouts import FIGURES, compared
 
 from .a_place import Place
 
@@ -67,6 +71,7 @@ def test_every_column_of_figures_is_aligned_right() -> None:
         bench_report.ROUTES_COLUMNS,
         bench_report.IDLE_COLUMNS,
         bench_report.LATENCY_COLUMNS,
+        bench_report.KEYS_COLUMNS,
     )
     assert {column.member for table in tables for column in table if not column.is_figure} == {"measured"}
 
@@ -99,6 +104,50 @@ def test_routes_are_measured_with_rules_that_steps_followed(empty: Place) -> Non
     assert (medians["canary_steps"] + medians["other_steps"]) % 4 == 0  # a task stays on one side
     assert left == []
     assert done.err == ""
+
+
+def test_keys_are_compared_with_a_bus_without_keys(empty: Place) -> None:
+    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
+        empty.environ["TMPDIR"] = temporary
+        done = empty.stepwire("bench", "--keys", *SMALL, "-o", "json")
+        left = os.listdir(temporary)
+    assert done.code == 0, done
+    medians = done.json["medians"]
+    assert medians["tasks_replayed"] >= 2 * 100
+    assert min(medians[name] for name in ("null_steps_per_s", "curve_steps_per_s", "curve_of_null")) > 0
+    assert min(medians["null_p50_ms"], medians["curve_p50_ms"]) > 0
+    assert left == []
+
+
+def test_a_worker_of_the_measured_product_has_keys(tmp_path: Path) -> None:
+    with product.running(tmp_path, LOAD, Setup(is_tcp=True, has_keys=True)) as running:
+        [worker] = running.workers()
+    assert worker["principal"] == "bench"
+
+
+def test_text_output_of_keys_prints_a_table(empty: Place) -> None:
+    done = empty.stepwire("bench", "--keys", *SMALL)
+    assert "product, NULL (no keys)\t" in done.out
+    assert "product, CURVE\t" in done.out
+    assert "tcp on loopback; one worker with 1000 slots" in done.out
+
+
+def test_the_ratio_of_keys_is_the_median_of_the_ratios_within_a_round() -> None:
+    rounds = [
+        {
+            "null_steps_per_s": null,
+            "curve_steps_per_s": curve,
+            **{f"{kind}_cpu_us_per_step": {"broker": 1.0} for kind in ("null", "curve")},
+            "null_latencies_ms": [1.0, 2.0, 3.0],
+            "curve_latencies_ms": [1.5, 2.25, 9.0],
+            "null_tasks_replayed": 1,
+            "curve_tasks_replayed": 1,
+        }
+        for null, curve in [(100.0, 90.0), (200.0, 160.0), (50.0, 49.0)]
+    ]
+    medians = bench_report.medians_of_keys(rounds)
+    assert medians["curve_of_null"] == 0.9
+    assert medians["curve_more_ms"] == 0.25
 
 
 def test_the_throughput_idle_tasks_tasks_is_measured_with_all_of_them_open(empty: Place) -> None:
@@ -196,3 +245,26 @@ def test_the_check_finds_a_row_that_differs_from_its_history(finished: Path, cha
             connection.executemany("UPDATE steps SET attempt = ?2, output = ?3 WHERE id = ?1", before)
             connection.executemany("UPDATE tasks SET state = ?2 WHERE id = ?1", states)
     connection.close()
+
+
+def test_two_checkouts_are_measured_in_turn() -> None:
+    here = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tests.compare_checkouts", str(here), str(here), "--pairs", "1", "--least", "0"]
+    done = subprocess.run(
+        [*command, "--", "--quick", "--tasks", "100", "--window", "50"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "default settings, steps/s" in done.stdout
+    assert len(done.stdout.splitlines()) == 1 + len(FIGURES)
+
+
+def test_the_ratio_of_two_checkouts_is_the_median_of_the_ratios_within_a_pair() -> None:
+    pairs = [(dict.fromkeys(FIGURES, b), dict.fromkeys(FIGURES, a)) for b, a in ((100, 90), (50, 50), (10, 12))]
+    rows = compared(pairs)
+    assert {(row["before"], row["after"], row["ratio"]) for row in rows.values()} == {(50, 50, 1.0)}
+    assert {(row["lowest"], row["highest"]) for row in rows.values()} == {(0.9, 1.2)}

@@ -303,3 +303,15 @@ def test_an_error_about_a_command_does_not_print_its_secrets() -> None:
         load("executors: {exec: {commands: {a: {argv: 7, env: {KEY: hidden}}}}}")
     assert "executors.exec.commands" in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+def test_a_quota_above_the_limit_of_all_namespaces_together_gets_a_note() -> None:
+    loaded = load(
+        "limits: {max_open_steps: 10, namespaces: {shop: {max_open_steps: 11}, other: {max_open_steps: 10}}}\n"
+    )
+    (note,) = loaded.notes
+    assert "limits.namespaces.shop.max_open_steps is 11, more than limits.max_open_steps (10)" in note
+    assert shown(loaded)["limits.namespaces"] == {
+        "shop": {"max_open_steps": 11},
+        "other": {"max_open_steps": 10},
+    }

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import zmq
 from stepwire import curve
+from stepwire_broker.bus.admission import proof_of_key
+from stepwire_broker.bus.keys.key_text import raw
 
 from .a_place import Place
 
@@ -132,6 +134,95 @@ def test_a_rotation_keeps_the_old_key_until_it_is_finished(place: Place) -> None
     assert place.stepwire("-o", "json", "keys", "rotate", "shop", "--finish").json["public"] == [second]
     assert f"public={first}" not in grants(place)
     assert place.stepwire("keys", "rotate", "shop").code == USAGE
+
+
+def configure_next(place: Place) -> None:
+    settings = place.stepwire("keys", "init").out
+    settings += "  next: {steps: 'tcp://127.0.0.1:7421', results: 'tcp://127.0.0.1:7422'}\n"
+    (place.directory / "stepwire.yaml").write_text(settings)
+
+
+def test_a_rotation_of_the_server_key_has_three_phases_and_each_command_names_its_phase(place: Place) -> None:
+    configure_next(place)
+    first = place.stepwire("-o", "json", "keys", "init").json["server_public"]
+    begun = place.stepwire("-o", "json", "keys", "rotate", "--server").json
+    second = begun["next_public"]
+    assert (begun["server_public"], second != first) == (first, True)
+    sentence = f"bus.next serves the next key, {second}; it replaces {first}"
+    assert sentence in place.stepwire("keys", "list").err
+    assert sentence in place.stepwire("config", "validate").err
+    assert sentence in place.stepwire("doctor").out
+    assert (place.directory / ".stepwire/keys/server.key.next").stat().st_mode & 0o777 == 0o600
+    again = place.stepwire("keys", "rotate", "--server")
+    assert (again.code, sentence in again.err) == (WRONG_STATE, True)
+    ended = place.stepwire("-o", "json", "keys", "rotate", "--server", "--finish").json
+    assert ended == {"server_public": second, "next_public": None}
+    assert place.stepwire("-o", "json", "keys", "init").json["server_public"] == second
+    for words in (("keys", "list"), ("config", "validate"), ("doctor",)):
+        done = place.stepwire(*words)
+        assert "next key" not in done.out + done.err
+    assert place.stepwire("keys", "rotate", "--server", "--finish").code == WRONG_STATE
+
+
+def test_a_cancelled_rotation_keeps_the_server_key(place: Place) -> None:
+    configure_next(place)
+    first = place.stepwire("-o", "json", "keys", "init").json["server_public"]
+    assert place.stepwire("keys", "rotate", "--server").code == OK
+    done = place.stepwire("-o", "json", "keys", "rotate", "--server", "--cancel").json
+    assert done == {"server_public": first, "next_public": None}
+    assert place.stepwire("keys", "rotate", "--server", "--cancel").code == WRONG_STATE
+
+
+def test_a_rotation_of_the_server_key_needs_endpoints_for_the_next_key(place: Place) -> None:
+    refused = place.stepwire("keys", "rotate", "--server")
+    assert (refused.code, "bus.next is not set" in refused.err) == (WRONG_STATE, True)
+    assert not (place.directory / ".stepwire/keys/server.key.next").exists()
+
+
+def test_an_invalid_next_key_is_named_and_cannot_replace_the_current_one(place: Place) -> None:
+    configure_next(place)
+    before = (place.directory / ".stepwire/keys/server.key").read_text()
+    place.stepwire("keys", "rotate", "--server")
+    (place.directory / ".stepwire/keys/server.key.next").write_text("secret=short\n")
+    for words in (("keys", "rotate", "--server", "--finish"), ("keys", "list"), ("config", "validate"), ("doctor",)):
+        done = place.stepwire(*words)
+        assert "server.key.next, line 1: `secret` is no key" in done.out + done.err, words
+    assert (place.directory / ".stepwire/keys/server.key").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("shop", "--server"),
+        ("--server", "--out", "x"),
+        ("--server", "--finish", "--cancel"),
+        ("shop", "--cancel"),
+    ],
+)
+def test_a_rotation_is_of_one_principal_or_of_the_server(place: Place, words: tuple[str, ...]) -> None:
+    place.stepwire("keys", "new", "shop", "--out", "shop.key")
+    assert place.stepwire("keys", "rotate", *words).code == USAGE
+
+
+def test_a_principal_shows_its_last_use_and_that_of_each_key(place: Place) -> None:
+    place.stepwire("keys", "new", "shop", "--out", "1.key")
+    place.stepwire("keys", "rotate", "shop", "--out", "2.key")
+    place.stepwire("keys", "allow", "--unix", "1001", "batch")
+    first, second = (curve.read({"STEPWIRE_CURVE_FILE": str(place.directory / name)})[1] for name in ("1.key", "2.key"))
+    hour = "2027-01-02T03:00:00.000Z"
+    uses = place.directory / ".stepwire/keys/clients.uses"
+    uses.write_text(f"{proof_of_key(raw(first) or b'')} {hour}\nunix=1001 {hour}\n")
+    batch, shop = place.stepwire("-o", "json", "keys", "list").json
+    assert (batch["last_used_at"], shop["last_used_at"]) == (hour, hour)
+    assert shop["last_uses"] == {f"public={first}": hour, f"public={second}": None}
+    assert f"# public={first} was last used at {hour}\n" in place.stepwire("keys", "show", "shop").out
+    assert f"# public={second} was last used at an unknown time\n" in place.stepwire("keys", "show", "shop").out
+    uses.write_text(f"unix=1001 2026-01-02T03:00:00Z\n{proof_of_key(raw(first) or b'')} {hour}\n")
+    examined = place.stepwire("doctor", STEPWIRE_BUS__CURVE__CLIENTS_DIR=".stepwire/keys/clients").out
+    assert "the keys of batch were not used since 2026-01-02T03:00:00" in examined
+    assert "the keys of shop were not used" not in examined
+    assert "LAST USED" in place.stepwire("keys", "list").out
 
 
 def test_a_missing_file_and_a_wrong_argument_are_named(empty: Place) -> None:

@@ -224,6 +224,8 @@ def test_hup_reloads_the_log_level_and_logs_what_needs_a_restart(empty: Place) -
             ("log_level: warning\nbus: {lease: 20s}\n", ("reloaded", "warning", ["bus.lease_ms"])),
             ("log_level: loud\n", ("reload_refused", None, None)),
             ("log_level: info\n", ("reloaded", "info", [])),
+            ("log_level: info\nlimits: {namespaces: {a: {}}}\n", ("reload_refused", None, None)),
+            ("log_level: info\nlimits: {namespaces: {a: {steps_per_s: 9}}}\n", ("reloaded", "info", [])),
         ]:
             file.write_text(text)
             broker.process.send_signal(signal.SIGHUP)

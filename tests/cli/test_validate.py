@@ -22,6 +22,20 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
         "exec is not a configured executor|which is not a configured executor: bus, local, poll;"
         " exec needs executors.exec.commands",
     ),
+    "a quota for a pattern": (
+        'limits.namespaces={"shop::**":{"max_open_steps":9}}',
+        "a quota for 'shop::**': a quota is for one namespace, so a pattern is not possible",
+    ),
+    "a quota for no namespace": (
+        'limits.namespaces={"shop eu":{"max_open_steps":9}}',
+        "a quota for 'shop eu', which is no namespace",
+    ),
+    "a quota that limits nothing": (
+        'limits.namespaces={"shop":{}}',
+        "limits nothing: it needs at least one of max_open_steps, steps_per_s, priority_max",
+    ),
+    "a quota of no step": ('limits.namespaces={"shop":{"max_open_steps":0}}', "must be at least 1"),
+    "a quota with an unknown member": ('limits.namespaces={"shop":{"open_steps":5}}', "is not a known member"),
     "a module that is not there": ("executors.local.modules=no_such_module", "no_such_module"),
 }
 

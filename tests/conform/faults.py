@@ -28,6 +28,7 @@ from stepwire.session.slots import Slots
 from stepwire.worker.socket_thread import SocketThread
 from stepwire.worker.sockets import WorkerSockets
 
+from .edge_faults import EDGE_FAULTS
 from .patches import (
     Patch,
     bodies_in,
@@ -75,6 +76,7 @@ class Fault(NamedTuple):
 
 
 FAULTS: Final[dict[str, Fault]] = {
+    **{name: Fault(case, patch) for name, (case, patch) in EDGE_FAULTS.items()},
     # -- the lease
     "lease_from_the_receipt_of_the_ack": Fault(
         "lease.from_sending", edit(Leases, "on_heartbeat_ack", "peer, sent_ms + ", "peer, now_ms + ")
@@ -240,7 +242,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "no_tombstone_after_the_ack": Fault(
         "duplicates.acknowledged",
-        edit(HeldDeliveries, "bury", "self.tombstones.add(held.item, held.peer, held.batch, now_ms)", "pass"),
+        edit(HeldDeliveries, "bury_acknowledged", "self.tombstones.add(items, peer, message.batch, now_ms)", "pass"),
     ),
     "items_by_step_alone": Fault(
         "duplicates.new_delivery",

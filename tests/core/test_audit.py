@@ -102,3 +102,23 @@ def test_facts_from_before_they_had_an_author_are_still_read() -> None:
         facts.CancelAsked(3, "no"),
         facts.Operated(4, "retry", None, "again"),
     ]
+
+
+def test_a_command_decided_while_the_refused_rows_of_its_task_are_written_leaves_no_row() -> None:
+    world = World(auto=False)
+    world.apply(ONE)
+    world.settle()
+    world.submit()
+    world.settle()
+    (task_id,) = world.state.tasks
+    world.answers_reads = False
+    world.rows.refuses = {task_id}
+    world.ask(PauseTask, task_id=task_id)
+    first = world.writing
+    world.ask(CancelTask, task_id=task_id)  # goes into the next group
+    world.settle()
+    assert first is not None
+    assert [row.action for row in first.audit] == ["pause_task"]
+    later = world.groups[world.groups.index(first) + 1 :]
+    assert [row for group in later for row in group.audit] == []
+    assert world.answers[world.requests].code == "refused_by_database"

@@ -467,6 +467,7 @@ class Machine(RuleBasedStateMachine):
             reloads |= any(isinstance(timer, ReloadDue) for timer in state.timers.all())
             if self.world.writing is None and not state.undecided and not reloads:
                 assert self.world.state.open_steps == self.world.rows.open_steps
+                assert self.world.state.open_by_namespace == self.world.rows.open_by_namespace
 
     @invariant()
     def what_is_final_stays_so(self) -> None:

@@ -1,11 +1,12 @@
 """The database refuses the rows of one task, or a submission: no message that depends on them is ever sent."""
 
+import pytest
 from stepwire_broker.core.answers.answers import CommandRefused, Done
-from stepwire_broker.core.intake.commands import CancelTask, PauseTask
+from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, RetryTask
 from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
-from .world import CHAIN, ONE, W, World, steps
+from .world import CHAIN, DIES_MS, ONCE, ONE, W, World, steps
 
 
 def test_a_refused_submission_dispatches_nothing_and_leaves_nothing() -> None:
@@ -128,4 +129,80 @@ def test_a_failed_reload_of_a_refused_task_is_tried_again() -> None:
     world.pass_time(1_000)
     assert world.state.tasks[task_id].state == "running"
     assert world.state.open_steps == 2
+    world.check()
+
+
+@pytest.mark.parametrize("outcome", ["completed", "failed", "retry"])
+def test_a_held_step_stays_held_when_the_database_refuses_its_resolution(outcome: str) -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.start(batch)
+    world.pass_time(DIES_MS)
+    world.ask(CancelTask, task_id=task_id)
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    refused = world.ask(ResolveStep, step_id=task_id + 1, outcome=outcome, reason="looked it up")
+    assert refused.code == "refused_by_database"
+    world.rows.refuses = set()
+    world.read()
+    assert world.states(task_id) == {"only": "held"}
+    assert [p.code for p in world.rows.parked] == ["refused_by_database"]
+    world.check()
+    assert isinstance(world.ask(ResolveStep, step_id=task_id + 1, outcome=outcome, reason="again"), Done)
+    assert world.states(task_id)["only"] != "held"
+
+
+def test_a_step_that_a_refused_cancel_ended_goes_on() -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    assert world.ask(CancelTask, task_id=task_id).code == "refused_by_database"
+    world.rows.refuses = set()
+    world.read()
+    assert world.states(task_id) == {"only": "dispatched"}
+    world.check()
+
+
+def test_a_late_success_of_a_held_step_whose_rows_are_refused_fails_the_step_as_unstorable() -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    world.start(batch)
+    world.pass_time(DIES_MS)
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    rid = world.result(batch)
+    world.rows.refuses = set()
+    world.read()
+    assert (world.row(task_id).state, world.row(task_id).reason) == ("failed", "unstorable")
+    world.result(batch, rid=rid)
+    assert rid in world.acked
+    world.check()
+
+
+def test_a_result_after_a_retry_is_to_blame_although_a_command_ended_the_step_before() -> None:
+    world = World()
+    task_id = world.task(ONCE)
+    world.hello()
+    world.accept(world.batches()[0])
+    world.start(world.batches()[0])
+    world.pass_time(DIES_MS)
+    world.hello(k=2, n=50)
+    world.ask(ResolveStep, step_id=task_id + 1, outcome="failed", reason="looked it up")
+    assert world.row(task_id).state == "failed"
+    world.ask(RetryTask, task_id=task_id, from_step=None, again=False, new_key=False, reason="again")
+    batch = world.batches()[-1]
+    world.rows.refuses = {task_id}
+    world.answers_reads = False
+    world.result(batch)
+    world.rows.refuses = set()
+    world.read()
+    assert world.row(task_id).reason == "unstorable"
     world.check()

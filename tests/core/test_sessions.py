@@ -4,7 +4,9 @@ import pytest
 from stepwire_broker.core import overview
 from stepwire_broker.core.intake.drain import DrainWorker, Quieted
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.principal import full_grant, with_built_in
 from stepwire_broker.core.progress.step_outcomes import undeliver
+from stepwire_protocol import codec
 from stepwire_protocol import messages as wire
 
 from .world import (
@@ -219,6 +221,60 @@ def test_a_heartbeat_is_acked_with_its_n() -> None:
     world.beat(n=17)
     ack = world.last(wire.HeartbeatAck)
     assert (ack.session, ack.n, ack.quiet, ack.quit) == ("7.1", 17, False, False)
+
+
+OLD, NEXT = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6"
+USUAL = wire.Endpoints(BROKER, "tcp://h:1", "tcp://h:2", OLD)
+UPCOMING = wire.Endpoints(BROKER, "tcp://h:3", "tcp://h:4", NEXT)
+ROTATING = events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD, events.NextEndpoints("tcp://h:3", "tcp://h:4", NEXT))
+
+
+def test_a_changed_key_of_the_broker_is_sent_at_once_with_a_repeated_ack() -> None:
+    world = World()
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD))
+    world.hello()
+    world.beat(n=17)
+    assert world.last(wire.HeartbeatAck).brokers is None, "nothing has changed"
+    world.forget()
+    world.handle(ROTATING)
+    told = world.last(wire.HeartbeatAck)
+    assert (told.session, told.n, told.brokers) == ("7.1", 17, [USUAL, UPCOMING])
+
+
+def test_acks_repeat_the_keys_while_they_rotate_and_for_a_minute_after_the_change() -> None:
+    world = World()
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD))
+    world.hello()
+    world.handle(ROTATING)
+    world.stay(W, 300_000)
+    assert world.last(wire.HeartbeatAck).brokers == [USUAL, UPCOMING]
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", NEXT))
+    replaced = [wire.Endpoints(BROKER, "tcp://h:1", "tcp://h:2", NEXT)]
+    world.stay(W, 30_000)
+    assert world.last(wire.HeartbeatAck).brokers == replaced
+    world.stay(W, 60_000)
+    assert world.last(wire.HeartbeatAck).brokers is None
+
+
+def test_a_broker_that_starts_during_a_rotation_lists_both_keys_in_its_welcome() -> None:
+    world = World()
+    world.handle(ROTATING)
+    world.hello()
+    assert world.last(wire.Welcome).brokers == [USUAL, UPCOMING]
+    world.beat(n=17)
+    assert world.last(wire.HeartbeatAck).brokers == [USUAL, UPCOMING]
+
+
+def test_a_session_without_rights_receives_no_list() -> None:
+    world = World()
+    world.handle(events.GrantsChanged(with_built_in([full_grant("shop")])))
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD))
+    hello = wire.Hello(v="2.0", worker=W, n=1, handlers=["**"], slots=1, prefetch=0, next={BROKER: 1}, versions=["2.0"])
+    world.handle(codec.decode_worker(codec.encode(hello)), "shop")
+    world.handle(events.GrantsChanged(with_built_in()))
+    world.forget()
+    world.handle(ROTATING)
+    assert world.sent == []
 
 
 def test_a_session_lives_while_it_is_heard_and_dies_three_percent_after_its_lease() -> None:

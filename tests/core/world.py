@@ -99,7 +99,7 @@ class World:
             lease_ms_before=self.lease_before_ms,
             workflows=[],
             open_tasks=self.rows.open_tasks,
-            open_steps=self.rows.open_steps,
+            open_steps=self.rows.open_by_namespace,
             controls=self.rows.controls,
         )
         self.state = BrokerState.begin(self.settings, identity, opened, self.now, router)

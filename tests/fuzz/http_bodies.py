@@ -10,20 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import math
 import random
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import structlog
 from stepwire import Worker
 from stepwire_broker.api import access, listening, token
 from stepwire_broker.api.app import Application
@@ -33,14 +29,12 @@ from stepwire_broker.api.server import Server
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors
-from stepwire_broker.store.sqlite import backup
-from stepwire_broker.store.sqlite.check import check
 
 from tests.api.running_api import TOKEN, WORKFLOW, settings_in
 
 from .http_requests import Request, request
+from .observed import LOOP_MS_MAX, Observed, check_database, logged
 
-LOOP_MS_MAX: Final = 250.0
 TASKS_AT_ONCE: Final = 8
 ANSWER_S: Final = 60.0
 CLEAN_EVERY: Final = 2_000  # requests
@@ -62,41 +56,17 @@ class Connection:
         pass
 
 
-class Observed:
-    """The faults of the broker, and the longest time that the loop computed without a pause."""
-
-    def __init__(self) -> None:
-        self.statuses: Counter[str] = Counter()
-        self.faults: list[str] = []
-        self.requests = 0
-        self.loop_ms = 0.0  # of the thread's own time, so that other processes do not count
-        self.loop_at = ""
-        self.current = ""
-
-    def fault(self, text: str) -> None:
-        if len(self.faults) < 20:
-            self.faults.append(text)
-
-    async def watch_loop(self) -> None:
-        while True:
-            before_s = time.thread_time()
-            await asyncio.sleep(0)
-            took_ms = (time.thread_time() - before_s) * 1000
-            if took_ms > self.loop_ms:
-                self.loop_ms, self.loop_at = took_ms, self.current
-
-
-async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: float) -> Observed:
+async def fuzz(directory: Path, seed: int, first: int, count: int, sockets: int, seconds: float) -> Observed:
     observed = Observed()
     settings = settings_in(directory)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: observed.fault(f"loop: {context}"))
-    async with _serving(directory, settings) as (broker, port):
+    async with serving(directory, settings) as (broker, port):
         app = Application(broker)
         tokens = token.open_tokens(str(directory / "tokens"))
         entry = access.AccessControl(app.routes, tokens, frozenset({b"localhost"}), app.requests)
         watching = asyncio.create_task(observed.watch_loop())
-        await _call(entry, "POST", "/v1/workflows", observed, WORKFLOW)
-        numbers = _until(time.monotonic() + seconds, range(count))
+        await call(entry, "POST", "/v1/workflows", observed, WORKFLOW)
+        numbers = _until(time.monotonic() + seconds, range(first, first + count))
 
         async def run() -> None:
             for number in numbers:
@@ -108,14 +78,12 @@ async def fuzz(directory: Path, seed: int, count: int, sockets: int, seconds: fl
                     await _clean(broker, entry, observed)
 
         await asyncio.gather(*(run() for _ in range(TASKS_AT_ONCE)))
-        await _over_sockets(port, seed, count, sockets, observed)
+        await _over_sockets(port, seed, first + count, sockets, observed)
         watching.cancel()
         await _clean(broker, entry, observed)
         app.close()
         await _works(broker, entry, settings, observed)
-    with closing(backup.open_stored(directory / "state.db")) as connection:
-        for finding in check(connection, 2_000, lambda done, total: None).findings:
-            observed.fault(f"db check: {finding}")
+    check_database(directory / "state.db", observed)
     return observed
 
 
@@ -124,7 +92,7 @@ def _until(ends_s: float, numbers: range) -> Iterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(directory: Path, settings: Settings) -> Any:
+async def serving(directory: Path, settings: Settings) -> Any:
     executors = Executors(settings)
     executors.configure()
     broker = Engine(settings, companion=executors)
@@ -184,12 +152,12 @@ async def _enter(entry: Any, hostile: Request, number: int, observed: Observed) 
 async def _clean(broker: Engine, entry: Any, observed: Observed) -> None:
     """Cancel the open tasks, so that the number of open steps stays below its limit, and lift what stops them."""
     for executor in ("bus", "local"):
-        await _call(entry, "POST", f"/v1/executors/{executor}/resume", observed)
+        await call(entry, "POST", f"/v1/executors/{executor}/resume", observed)
     for task_id in list(broker.state.tasks)[:CANCELLED_AT_ONCE]:
-        await _call(entry, "POST", f"/v1/tasks/{task_id}/cancel", observed, {"reason": "cleaned"})
+        await call(entry, "POST", f"/v1/tasks/{task_id}/cancel", observed, {"reason": "cleaned"})
 
 
-async def _call(entry: Any, method: str, path: str, observed: Observed, document: Any = None) -> tuple[int, bytes]:
+async def call(entry: Any, method: str, path: str, observed: Observed, document: Any = None) -> tuple[int, bytes]:
     body = b"" if document is None else json.dumps(document).encode()
     return await _enter(entry, Request(method, path, "", b"application/json", body), -1, observed)
 
@@ -233,23 +201,23 @@ async def _exchange(port: int, hostile: Request) -> int:
 
 async def _works(broker: Engine, entry: Any, settings: Settings, observed: Observed) -> None:
     """A new task is run by a worker, whatever rules and breakers the requests have set."""
-    rules = json.loads((await _call(entry, "GET", "/v1/rules", observed))[1])["rules"]
+    rules = json.loads((await call(entry, "GET", "/v1/rules", observed))[1])["rules"]
     for rule in rules:
-        await _call(entry, "POST", "/v1/rules/remove", observed, {"match": rule["match"]})
+        await call(entry, "POST", "/v1/rules/remove", observed, {"match": rule["match"]})
     for handler in ("shop.reserve", "shop.charge"):
-        await _call(entry, "POST", f"/v1/breakers/{handler}", observed, {"state": "auto"})
+        await call(entry, "POST", f"/v1/breakers/{handler}", observed, {"state": "auto"})
     workflow = {**WORKFLOW, "name": "honest", "version": "honest"}
-    assert (await _call(entry, "POST", "/v1/workflows", observed, workflow))[0] in (200, 201)
+    assert (await call(entry, "POST", "/v1/workflows", observed, workflow))[0] in (200, 201)
     worker = Worker(steps=settings.bus.steps, results=settings.bus.results, name="honest")
     worker.handler("shop.reserve")(lambda context: {"seats": 2})
     worker.handler("shop.charge")(lambda context: {"total": 1.5})
     worker.start()
     try:
-        _, created = await _call(entry, "POST", "/v1/tasks", observed, {"workflow": "honest"})
+        _, created = await call(entry, "POST", "/v1/tasks", observed, {"workflow": "honest"})
         ends_s, state = time.monotonic() + ANSWER_S, ""
         while state != "completed" and time.monotonic() < ends_s:
             await asyncio.sleep(0.05)
-            state = json.loads((await _call(entry, "GET", f"/v1/tasks/{json.loads(created)['task_id']}", observed))[1])[
+            state = json.loads((await call(entry, "GET", f"/v1/tasks/{json.loads(created)['task_id']}", observed))[1])[
                 "state"
             ]
         if state != "completed":
@@ -258,9 +226,10 @@ async def _works(broker: Engine, entry: Any, settings: Settings, observed: Obser
         await asyncio.to_thread(worker.stop)
 
 
-def report(observed: Observed, seed: int, sockets: int, seconds: float) -> dict[str, Any]:
+def report(observed: Observed, seed: int, first: int, sockets: int, seconds: float) -> dict[str, Any]:
     return {
         "seed": seed,
+        "first": first,
         "requests": observed.requests,
         "over_sockets": sockets,
         "seconds": round(seconds, 1),
@@ -272,49 +241,27 @@ def report(observed: Observed, seed: int, sockets: int, seconds: float) -> dict[
     }
 
 
-def run(seed: int, count: int, sockets: int, seconds: float = math.inf) -> dict[str, Any]:
-    """Fuzz a broker of its own with `count` requests or for this time, and return the report."""
+def run(seed: int, count: int, sockets: int, seconds: float = math.inf, first: int = 0) -> dict[str, Any]:
+    """Fuzz a broker of its own with `count` requests or for this time, and return the report. Together, the runs of
+    several parts of the numbers send the same requests as one long run."""
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fuzz") as directory, _logged() as errors:
+    with tempfile.TemporaryDirectory(prefix="fuzz") as directory, logged() as errors:
         Path(directory).chmod(0o700)
-        observed = asyncio.run(fuzz(Path(directory), seed, count, sockets, seconds))
+        observed = asyncio.run(fuzz(Path(directory), seed, first, count, sockets, seconds))
     for error in errors:
         observed.fault(error)
-    return report(observed, seed, sockets, time.monotonic() - began_s)
-
-
-@contextlib.contextmanager
-def _logged() -> Any:
-    """The events of the log that report a failure of the broker. All others are dropped."""
-    errors: list[str] = []
-
-    def keep(logger: Any, method: str, event: dict[str, Any]) -> Any:
-        if "exc_info" in event or "exception" in event:
-            errors.append(f"log: {event}"[:600])
-        raise structlog.DropEvent
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            errors.append(f"log: {self.format(record)}"[:2_000])
-
-    before, handler = structlog.get_config(), Handler(logging.ERROR)
-    structlog.configure(processors=[keep], cache_logger_on_first_use=False)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield errors
-    finally:
-        logging.getLogger().removeHandler(handler)
-        structlog.configure(**before)
+    return report(observed, seed, first, sockets, time.monotonic() - began_s)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http_bodies", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first request, to run in parts")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--sockets", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop before COUNT after this time")
     options = parser.parse_args()
-    outcome = run(options.seed, options.count, options.sockets, options.seconds)
+    outcome = run(options.seed, options.count, options.sockets, options.seconds, options.first)
     print(json.dumps(outcome, indent=1))
     return 0 if outcome["ok"] else 1
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.api.operations import OPERATIONS
+from stepwire_protocol.messages import FromWorker
 
 from tests.api.running_api import running, settings_in
 
-from . import handshakes, http_bodies
+from . import bus_messages, bus_sockets, handshakes, http_bodies
+from .bus_mutations import BLOCK, WORKER, Live, Messages, templates
 from .http_requests import BODIES, request
 
 NAMES = {"task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "handler_class": "fuzz.a"}
@@ -24,6 +26,31 @@ def test_hostile_handshakes_harm_nothing(tmp_path: Path, with_keys: bool) -> Non
     tmp_path.chmod(0o700)
     report = handshakes.fuzz(tmp_path, 0, 300, with_keys=with_keys)
     assert report["faults"] == []
+
+
+def test_mutated_messages_of_a_worker_harm_nothing() -> None:
+    report = bus_messages.run(seed=0, first=0, count=4_000)
+    assert report["faults"] == []
+    assert report["messages"] == 4_000
+    assert report["steps"]["completed"] > 0, "none of them has reached the steps of the worker itself"
+
+
+def test_mutated_messages_over_connections_harm_nothing() -> None:
+    report = bus_sockets.run(seed=0, first=0, count=500)
+    assert report["faults"] == []
+    assert report["arrived"] > 0
+    assert report["disconnections"]["refused_frames"] > 0
+
+
+def test_every_message_of_a_worker_is_mutated() -> None:
+    mutated = {dict(each.tree).get(b'"type"', b'"level0"').decode().strip('"') for each in templates()}
+    assert mutated == {each.__struct_config__.tag for each in FromWorker.__subclasses__()} | {"level0"}
+
+
+def test_a_seed_and_a_number_give_the_same_message_again() -> None:
+    live = Live.unknown(WORKER)
+    assert Messages(1).block(7 * BLOCK, live) == Messages(1).block(7 * BLOCK, live)
+    assert Messages(1).block(7 * BLOCK, live) != Messages(2).block(7 * BLOCK, live)
 
 
 def test_each_operation_with_a_body_has_an_example_to_mutate() -> None:

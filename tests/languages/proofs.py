@@ -48,6 +48,8 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "heartbeats_while_computing": ("heartbeat.computing",),
     "handler_processes": OWN_TEST,
+    "secret_references": ("secrets.",),
+    "sealed_payloads": ("sealed.",),
     "testing_harness": OWN_TEST,
 }
 

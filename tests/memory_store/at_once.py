@@ -88,6 +88,10 @@ class StoreAtOnce:
 
     @property
     def open_steps(self) -> int:
+        return sum(self.open_by_namespace.values())
+
+    @property
+    def open_by_namespace(self) -> dict[str, int]:
         return self.queries.open_counts().steps
 
     def task(self, task_id: int) -> StoredTask:

@@ -1,5 +1,6 @@
 """The questions of the store, answered from the tables in memory in plain Python: what every adapter has to answer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,7 +95,8 @@ class MemoryQueries:
     def open_counts(self) -> OpenCounts:
         open_tasks = {task.id for task in self._tables.open_tasks}
         steps = [row.stored for row in self._tables.steps.values() if row.stored.task_id in open_tasks]
-        return OpenCounts(len(open_tasks), sum(step.finished_ms is None for step in steps))
+        counts = Counter(self._tables.tasks[s.task_id].namespace for s in steps if s.finished_ms is None)
+        return OpenCounts(len(open_tasks), dict(counts))
 
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
         return [

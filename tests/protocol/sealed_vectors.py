@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepwire import sealing
-from stepwire.sealing import SealKeys
+from stepwire.sealing import NotUnsealed, SealKeys
 from stepwire_protocol.sealed_payloads import SealedTask
 
 FILE: Final = Path(__file__).parents[2] / "protocol/vectors/sealed.json"
@@ -35,6 +35,7 @@ def vectors() -> dict[str, Any]:
         "keys": [_key(kid, key) for kid, key in KEYS.items()],
         "sealed": sealed,
         "refused": list(_refused(sealed)),
+        "key_files": list(_key_files()),
     }
 
 
@@ -88,7 +89,62 @@ def _refused(sealed: list[dict[str, Any]]) -> Any:
     ]
     for name, of_vector, of_payload in changes:
         kept = {key: value for key, value in output.items() if key not in ("aad", "plaintext")}
-        yield {**kept, **of_vector, "name": f"an output {name}", "payload": {**output["payload"], **of_payload}}
+        vector = {**kept, **of_vector, "name": f"an output {name}", "payload": {**output["payload"], **of_payload}}
+        yield {**vector, "sentence": _sentence(vector)}
+
+
+def _sentence(vector: dict[str, Any]) -> str:
+    """The text of the error that refuses a payload."""
+    keys = SealKeys(KEYS)
+    task = SealedTask(vector["namespace"], vector["workflow"], vector["key"])
+    try:
+        keys.unseal(vector["kind"], task, vector["step"], vector["payload"])
+    except NotUnsealed as error:
+        return str(error)
+    raise AssertionError(vector["name"])
+
+
+def _key_files() -> Any:
+    """Files of keys: the names of their keys in order, or the sentence that refuses them. `{path}` is their path.
+    A number instead of a text means a file with this number of `#`."""
+    lines = [f"{kid}={base64.b64encode(key).decode()}\n" for kid, key in KEYS.items()]
+    form = "is not KID=KEY, with a key of 32 random bytes in Base64, as made by: openssl rand -base64 32"
+    for name, text, kids in (
+        ("two keys", "".join(lines), [*KEYS]),
+        ("comments, empty lines and white space", f"# keys\n\n  {lines[1].strip()} \r\n", ["2026-10"]),
+    ):
+        yield {"name": name, "text": text, "mode": "0600", "kids": kids}
+    wrong = f"STEPWIRE_SEAL_KEYS_FILE: line 2 of '{{path}}' {form}"
+    whole = "STEPWIRE_SEAL_KEYS_FILE is '{path}': "
+    for name, text, mode, sentence in (
+        ("a key of 31 bytes", f"{lines[0]}b={'A' * 40}AA==\n", "0600", wrong),
+        ("a line without a name", f"{lines[0]}={lines[1].partition('=')[2]}", "0600", wrong),
+        ("a name with a space", f"{lines[0]}a b={lines[1].partition('=')[2]}", "0600", wrong),
+        ("no Base64", f"{lines[0]}b={'*' * 43}=\n", "0600", wrong),
+        (
+            "a name twice",
+            lines[0] * 2,
+            "0600",
+            "STEPWIRE_SEAL_KEYS_FILE: '{path}' has two keys with the name '2026-11'",
+        ),
+        ("no key", "# none\n", "0600", f"{whole}it needs 1 to 100 keys, and has 0"),
+        (
+            "101 keys",
+            "".join(f"k{n}={lines[0][8:]}" for n in range(101)),
+            "0600",
+            f"{whole}it needs 1 to 100 keys, and has 101",
+        ),
+        ("a file that others may read", lines[0], "0644", f"{whole}its group or others may use it: chmod 600 {{path}}"),
+        (
+            "a file that the group may read",
+            lines[0],
+            "0640",
+            f"{whole}its group or others may use it: chmod 600 {{path}}",
+        ),
+        ("a long file", 65_537, "0600", f"{whole}it has more than 65536 bytes"),
+        ("no file", None, "", f"{whole}it cannot be read: No such file or directory"),
+    ):
+        yield {"name": name, "text": text, "mode": mode, "sentence": sentence}
 
 
 if __name__ == "__main__":

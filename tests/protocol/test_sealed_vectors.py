@@ -1,6 +1,7 @@
 """The vectors of sealed payloads: made by the SDK, and computed again from SPEC.md with the primitives of a library."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from conformance.vectors import load
 from cryptography.hazmat.primitives import hashes, hmac
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from stepwire.sealing import NotUnsealed, SealKeys
+from stepwire import ConfigurationError
+from stepwire.sealing import NotUnsealed, SealKeys, read_keys
 from stepwire_protocol import sealed_payloads
 from stepwire_protocol.sealed_payloads import SealedTask
 
@@ -70,5 +72,21 @@ def test_a_payload_is_unsealed_and_has_a_form_that_a_broker_accepts(vector: dict
 
 @each("refused")
 def test_a_changed_or_foreign_payload_is_not_unsealed(vector: dict[str, Any]) -> None:
-    with pytest.raises(NotUnsealed):
+    with pytest.raises(NotUnsealed) as caught:
         sdk_keys().unseal(vector["kind"], task_of(vector), vector["step"], vector["payload"])
+    assert str(caught.value) == vector["sentence"]
+
+
+@each("key_files")
+def test_a_file_of_keys_is_read_or_refused_in_its_sentence(vector: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "seal.keys"
+    text = vector["text"]
+    if text is not None:
+        path.write_text("#" * text if isinstance(text, int) else text, newline="")
+        path.chmod(int(vector["mode"], 8))
+    if "sentence" not in vector:
+        assert [*read_keys(str(path))] == vector["kids"]
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        read_keys(str(path))
+    assert str(caught.value) == vector["sentence"].replace("{path}", str(path))

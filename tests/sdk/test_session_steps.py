@@ -40,6 +40,20 @@ def test_results_of_a_part_of_a_batch_leave_the_accept_due():
     assert len(dialogue.take(Accept)) == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "may_need_opening"),
+    [
+        (b'{"currency":"EUR","note":"a\\nb, \\"c\\""}', False),
+        (b'{"key":{"$secret":"stripe/live"}}', True),
+        (b'{"key":{"\\u0024secret":"stripe/live"}}', True),
+    ],
+)
+def test_a_run_says_whether_its_message_names_secrets_or_is_sealed(config, may_need_opening):
+    dialogue, broker = welcomed(slots=2)
+    broker.steps(step(1), step(2, handler_config=msgspec.Raw(config)))
+    assert [run.may_need_opening for run in dialogue.handed.values()] == [may_need_opening] * 2
+
+
 def _completed(step_id, delivery=1):
     return Result(step_id=step_id, delivery=delivery, status="completed")
 

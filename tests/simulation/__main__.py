@@ -16,7 +16,7 @@ import msgspec
 
 from . import campaign, coverage, planted, shrink
 from .driven import CannotPlay, DriverCommand, Drivers, command_of, driver_of, known_sessions
-from .faults import KINDS
+from .faults import HOSTILE_KINDS, KINDS
 from .world import World
 
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -39,6 +39,9 @@ def main() -> int:
         "--replay", type=int, metavar="SEED", help="run one seed; if it fails, shrink it and print its trace"
     )
     parser.add_argument("--keep", action="store_true", help="with --replay: store it as a regression")
+    parser.add_argument(
+        "--hostile", action="store_true", help="every seed has a thief that forges messages, and revoked principals"
+    )
     parser.add_argument("--record", action="store_true", help="store a shrunk run for each bug that was real")
     parser.add_argument(
         "--figures",
@@ -55,6 +58,8 @@ def main() -> int:
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="a driver to use in place of --session")
     options = parser.parse_args()
     driver = command_of(options.command) if options.command else driver_of(options.session)
+    if options.hostile and (options.record or options.keep or options.note):
+        parser.error("--record, --keep and --note store seeds without --hostile")
     if driver is not None and (options.planted or options.record or options.keep):
         parser.error("--planted, --record and --keep need Python's session in this process")
     try:
@@ -80,26 +85,33 @@ def _drivers(driver: DriverCommand | None) -> Iterator[Drivers | None]:
 
 
 def _run(options: argparse.Namespace, driver: DriverCommand | None, drivers: Drivers | None) -> int:
+    always = frozenset(HOSTILE_KINDS if options.hostile else ())
     if options.planted:
-        return planted.report(options.first, options.seeds, options.jobs, options.only, options.note)
+        return planted.report(options.first, options.seeds, options.jobs, options.only, options.note, always)
     if options.record:
         return _record(options.first, options.seeds)
     if options.replay is not None:
-        return _replay(options.replay, options.keep, drivers)
+        return _replay(options.replay, options.keep, drivers, always)
     if options.merge:
         return _merge(options.merge, options.figures)
     seeds = range(options.first, options.first + options.seeds)
-    return _campaign(seeds, options.jobs, options.figures, driver, drivers)
+    return _campaign(seeds, options.jobs, options.figures, driver, drivers, always)
 
 
 def _campaign(
-    seeds: range, jobs: int, figures: str | None, driver: DriverCommand | None, drivers: Drivers | None
+    seeds: range,
+    jobs: int,
+    figures: str | None,
+    driver: DriverCommand | None,
+    drivers: Drivers | None,
+    always: frozenset[str],
 ) -> int:
     commit = _commit()
     if figures is not None and Path(figures).exists():
         done = _read(figures)
-        wanted = "python" if driver is None else driver.name, [(seeds.start, len(seeds))], [commit]
-        if done.is_whole and (done.session, done.ranges, done.commits) == wanted:
+        session = "python" if driver is None else driver.name
+        wanted = session, sorted(always), [(seeds.start, len(seeds))], [commit]
+        if done.is_whole and (done.session, done.always, done.ranges, done.commits) == wanted:
             return _report(done)
     shrunk = 0
 
@@ -111,7 +123,7 @@ def _campaign(
         if shrunk > SHRUNK_MAX:
             return None
         try:
-            kept, runs = shrink.shrink(seed, drivers)
+            kept, runs = shrink.shrink(seed, drivers, always)
         except AssertionError as error:
             print(f"seed {seed} did not fail when it was run again: {error}", flush=True)
             return None
@@ -129,7 +141,7 @@ def _campaign(
         if figures is not None:
             _write(figures, so_far)
 
-    total = campaign.run(seeds, jobs, show, progress, driver)
+    total = campaign.run(seeds, jobs, show, progress, driver, always)
     write(total)
     return _report(total)
 
@@ -162,6 +174,8 @@ def _report(total: campaign.Sum) -> int:
     where = ", ".join(f"{first}-{first + count - 1}" for first, count in total.ranges)
     speed = f"{total.seeds / total.seconds:.1f} a second, {total.seeds / total.cpu_seconds:.1f} a CPU second"
     print(f"{total.seeds:,} seeds ({where}) at {', '.join(total.commits)}, {speed}; session: {total.session}")
+    if total.always:
+        print(f"every seed had: {', '.join(total.always)}")
     days = total.simulated_ms / 86_400_000
     print(f"{total.events:,} events in {days:,.2f} simulated days, {days / 365.25:.2f} years")
     counts = total.counts
@@ -180,15 +194,15 @@ def _report(total: campaign.Sum) -> int:
     return 1 if total.violations or missing else 0
 
 
-def _replay(seed: int, keeps: bool, drivers: Drivers | None) -> int:
-    report = World(seed, keeps_trace=True, drivers=drivers).run()
+def _replay(seed: int, keeps: bool, drivers: Drivers | None, always: frozenset[str]) -> int:
+    report = World(seed, keeps_trace=True, drivers=drivers, always=always).run()
     if report.violation is None:
         print(f"seed {seed}: no promise broken; {report.events} events, {len(report.fired)} faults")
         return 0
     print(f"seed {seed} at {_commit()}: {report.violation}")
-    kept, runs = shrink.shrink(seed, drivers)
+    kept, runs = shrink.shrink(seed, drivers, always)
     print(f"{len(report.fired)} faults shrunk to {len(kept)} in {runs} runs: {kept}")
-    small = World(seed, frozenset(kept), keeps_trace=True, drivers=drivers).run()
+    small = World(seed, frozenset(kept), keeps_trace=True, drivers=drivers, always=always).run()
     for line in small.trace[-TRACE_SHOWN:]:
         print("  " + line[:400])
     print(small.violation)

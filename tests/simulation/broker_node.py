@@ -159,6 +159,7 @@ class BrokerNode:
         self.world.count("event", "EndpointsBound")
         if world.hostile.is_on:
             self.turn.handle(world.hostile.grants())
+        world.quotas.broker_started()
         self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
         self.post("tick")
 
@@ -366,7 +367,7 @@ class BrokerNode:
             command = make(request)
             self.world.count("event", type(command).__name__)
             self._commands[request] = command
-            self.turn.handle(command)
+            self.world.quotas.handle(command, lambda: self.turn.handle(command))
             self._flush_soon()
 
     def _complain(self, complaint: Complaint) -> None:

@@ -30,6 +30,7 @@ class Broken(msgspec.Struct, frozen=True):
 
 class Sum(msgspec.Struct):
     session: str = "python"  # of the workers
+    always: list[str] = []  # kinds of faults that every seed had
     commits: list[str] = []
     ranges: list[tuple[int, int]] = []  # first seed and count; set when the campaign has ended
     seeds: int = 0
@@ -76,7 +77,9 @@ class Sum(msgspec.Struct):
             raise ValueError(f"the campaign of the seeds {other.ranges} was not ended: run it again")
         if self.ranges and other.session != self.session:
             raise ValueError(f"its workers have the session {other.session}, and those before {self.session}")
-        self.session = other.session
+        if self.ranges and other.always != self.always:
+            raise ValueError(f"its seeds always had the faults {other.always}, and those before {self.always}")
+        self.session, self.always = other.session, other.always
         for first, count in other.ranges:
             for ours, length in self.ranges:
                 if first < ours + length and ours < first + count:
@@ -102,14 +105,16 @@ def run(
     on_violation: Callable[[int, str], list[str] | None] | None = None,
     on_progress: Callable[[Sum], None] | None = None,
     driver: DriverCommand | None = None,
+    always: frozenset[str] = frozenset(),
 ) -> Sum:
     """Run the seeds. `on_violation` may return the faults that suffice to reproduce it; the campaign continues.
 
-    `driver`: the session of the workers; None: Python's, in the process of the simulation.
+    `driver`: the session of the workers; None: Python's, in the process of the simulation. `always`: kinds of faults
+    that every seed has.
     """
     began = time.monotonic()
-    total = Sum() if driver is None else Sum(session=driver.name)
-    for report in _reports(seeds, jobs, driver):
+    total = Sum(session="python" if driver is None else driver.name, always=sorted(always))
+    for report in _reports(seeds, jobs, driver, always):
         total.add(report)
         if report.violation is not None:
             kept = None if on_violation is None else on_violation(report.seed, report.violation)
@@ -122,7 +127,7 @@ def run(
     return total
 
 
-def run_seed(seed: int, driver: DriverCommand | None = None) -> Report:
+def run_seed(seed: int, driver: DriverCommand | None = None, always: frozenset[str] = frozenset()) -> Report:
     """Run one seed. The report leaves out the trace and the list of faults, which are long."""
     global _since_collected
     if gc.isenabled():
@@ -130,7 +135,7 @@ def run_seed(seed: int, driver: DriverCommand | None = None) -> Report:
         gc.freeze()
         gc.disable()
     began = time.process_time()
-    report = World(seed, drivers=_drivers(driver)).run()
+    report = World(seed, drivers=_drivers(driver), always=always).run()
     _since_collected += 1
     if _since_collected >= COLLECT_EVERY:
         # All objects of a world refer to each other, so collecting pays only when a whole world is garbage.
@@ -155,8 +160,8 @@ def _drivers(driver: DriverCommand | None) -> Drivers | None:
     return None if driver is None else Drivers(driver)
 
 
-def _reports(seeds: range, jobs: int, driver: DriverCommand | None) -> Iterator[Report]:
-    run_one = functools.partial(run_seed, driver=driver)
+def _reports(seeds: range, jobs: int, driver: DriverCommand | None, always: frozenset[str]) -> Iterator[Report]:
+    run_one = functools.partial(run_seed, driver=driver, always=always)
     if jobs == 1:
         try:
             yield from map(run_one, seeds)

@@ -108,7 +108,9 @@ class Faults:
         kept: frozenset[str] | None = None,
         only: frozenset[str] | None = None,
         focus: "Focus | None" = None,
+        always: frozenset[str] = frozenset(),
     ) -> None:
+        """`always`: kinds that are on whatever the seed says. The seed still gives them their rates."""
         self.kept = kept
         self.fired: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -147,6 +149,7 @@ class Faults:
             self.on = set(focus.kinds)
             for kind in sorted(focus.often):
                 self.rates[kind] = 0.7 + 0.3 * self.rates[kind]
+        self.on |= always
         self.only_messages = self.on <= MESSAGE_KINDS
 
     def rate(self, kind: str, most: float, least: float = 0.0) -> float:

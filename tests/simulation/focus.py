@@ -30,6 +30,7 @@ class Focus(NamedTuple):
     pause_ms: tuple[float, float] | None = None  # how long the broker is suspended
     cuts_after_start: bool = False  # also soon after each start of the broker
     answer_delay_ms: float | None = None  # messages of the broker take up to this much longer
+    refused_rate: float | None = None  # the share of written tasks whose rows the database refuses
     phase_ms: float = 30_000.0
     tasks: int = 15
 
@@ -144,6 +145,23 @@ FOCUSES: Final = (
 )
 
 
+# Added later, and in other seeds, so that older seeds stay the same.
+REFUSED_COMMANDS: Final = Focus(
+    "operators decide held steps while the database refuses",
+    frozenset({"operator_resolve", "operator_cancel", "data_refused"}),
+    often=frozenset({"operator_resolve", "operator_cancel", "data_refused"}),
+    plan_factor=3,
+    flows=_flows("at_most_once"),
+    pace_ms=(100.0, 400.0),
+    unknown_rate=0.6,
+    refused_rate=0.2,
+)
+REFUSED_EVERY: Final = 18
+REFUSED_PLACE: Final = 13
+
+
 def of(seed: int) -> Focus | None:
+    if seed % REFUSED_EVERY == REFUSED_PLACE:
+        return REFUSED_COMMANDS
     turn, place = divmod(seed, EVERY)
     return FOCUSES[turn % len(FOCUSES)] if place == EVERY - 1 else None

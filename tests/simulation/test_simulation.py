@@ -15,7 +15,7 @@ from stepwire_broker.core.model.states import STEP_TRANSITIONS
 
 from . import campaign, coverage, planted, shrink
 from .clock import Schedule
-from .faults import KINDS
+from .faults import HOSTILE_KINDS, KINDS
 from .world import World
 
 HERE = Path(__file__).parent
@@ -70,6 +70,17 @@ def test_the_parts_of_a_campaign_add_up_to_the_whole_campaign() -> None:
     assert (merged.seeds, merged.events, merged.figures) == (whole.seeds, whole.events, whole.figures)
     assert merged.counts == whole.counts
     assert merged.faults == whole.faults > 0
+
+
+def test_a_hostile_campaign_has_the_thief_in_every_seed_and_is_not_added_to_another() -> None:
+    always = frozenset(HOSTILE_KINDS)
+    seeds = (0, 5, 13, 20)  # 5 and 13 have a focus, which switches every other fault off
+    assert all(World(seed, always=always).hostile.is_on for seed in seeds)
+    assert not any(World(seed).hostile.is_on for seed in (5, 13))
+    merged = campaign.run(range(1), jobs=1, always=always)
+    merged.ranges = [(0, 1)]
+    with pytest.raises(ValueError, match="always had the faults"):
+        merged.merge(campaign.run(range(1, 2), jobs=1))
 
 
 def test_a_seed_counts_once_and_an_unfinished_campaign_not_at_all() -> None:

@@ -36,6 +36,7 @@ from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
 from .planned_faults import PlannedFaults
+from .quotas import Quotas
 from .routes import Routes
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
@@ -79,15 +80,17 @@ class World:
         keeps_trace: bool = False,
         is_sqlite: bool | None = None,
         drivers: Drivers | None = None,
+        always: frozenset[str] = frozenset(),
         lanes: int | None = None,
     ) -> None:
-        """`drivers`: the sessions of the workers on the bus; None: Python's, in this process. `lanes`: the number of
-        lanes of a database in memory; None: the seed decides. SQLite has one."""
+        """`drivers`: the sessions of the workers on the bus; None: Python's, in this process. `always`: kinds of faults
+        that every seed has. `lanes`: the number of lanes of a database in memory; None: the seed decides. SQLite has
+        one."""
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
         self.focus = focus.of(seed) if only is None else None
-        self.faults = Faults(seed, kept, only, self.focus)
+        self.faults = Faults(seed, kept, only, self.focus, always)
         self.counts: Counter[tuple[str, str]] = Counter()
         self.trace_hash = 0
         self._traced = Hashes()
@@ -103,9 +106,13 @@ class World:
         self.settings = self.breakers.settings(self.settings)
         if not self.breakers.is_on:
             self.faults.on -= set(BREAKER_KINDS)
+        self.quotas = Quotas(self, is_possible=self.focus is None)
+        self.settings = self.quotas.settings(self.settings)
         self.routes = Routes(self, is_possible=self.focus is None and not peers)
         self.settings = self.routes.settings(self.settings)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
+        if self.focus is not None and self.focus.refused_rate is not None:
+            self._refused_rate = self.focus.refused_rate
         self._refused_tasks: set[int] = set()
         self._refused_chance = Random(f"{seed}/refused")
         self.slice_steps = Random(f"{seed}/slices").choice((1, 3, SLICE_STEPS, SLICE_STEPS))
@@ -222,6 +229,7 @@ class World:
         self.people.begin(self.phase_ms)
         self.planned_faults.plan()
         self.routes.plan(self.phase_ms)
+        self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
@@ -278,6 +286,7 @@ class World:
         self.schedule.after(DOUBTED_MS, self._restart_doubted)
         self.people.tidy()
         self.routes.heal()
+        self.quotas.heal()
         self.hostile.heal()
 
     def _restart_doubted(self) -> None:

@@ -1,11 +1,14 @@
-"""Only store/sqlite knows SQLite, so that a second adapter is a second folder."""
+"""Only store/sqlite knows SQLite and only store/postgres knows PostgreSQL: an adapter is a folder."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import stepwire_broker
+from stepwire_broker.store.errors import StoreRefused
+from stepwire_broker.store.urls import scheme_of
 
 ROOT = Path(stepwire_broker.__file__).parent
 ADAPTER = ROOT / "store" / "sqlite"
@@ -45,6 +48,17 @@ def test_the_adapter_is_imported_where_it_is_chosen_and_by_tools_of_the_command_
         if any(re.search(r"^(stepwire_broker\.)?(store\.)?sqlite(\.|$)|store\.sqlite", one) for one in imports(text))
     }
     assert users == MAY_IMPORT_THE_ADAPTER
+
+
+def test_the_driver_of_postgresql_is_imported_by_its_adapter_only() -> None:
+    users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "psycopg" in imports(path.read_text())}
+    assert users
+    assert all(user.startswith("store/postgres/") for user in users - {"cli/version.py"})
+
+
+def test_no_url_leads_to_postgresql_before_its_store_is_whole() -> None:
+    with pytest.raises(StoreRefused, match="this broker stores its state in SQLite"):
+        scheme_of("postgresql://user@host/database")
 
 
 def test_sql_of_sqlite_is_written_in_its_adapter_only() -> None:

@@ -39,7 +39,7 @@ def _act(ctx: Context, canary: str, given: dict[str, Any], *, is_sealed: bool = 
         except ValueError as error:
             if end == "retry":
                 raise Retry(f"later: {canary}", after=0.05) from error
-            raise RuntimeError(f"outer {canary}") from error
+            raise RuntimeError(f"outer {canary} of {given.get('person')}") from error
     if end == "hold":
         raise OutcomeUnknown(f"unknown: {canary}")
     return {"echo": canary, "given": given, "clear": {"end": end}}

@@ -1,4 +1,7 @@
-"""Canaries: a secret, a sealed payload and a token pass through every outcome, and appear nowhere in the broker."""
+"""Canaries: a secret, a sealed payload and a token pass through every outcome, and appear nowhere in the broker.
+
+A fourth one is the name of a person in open payloads, which is in the broker until the tasks are erased.
+"""
 
 import base64
 import os
@@ -18,6 +21,7 @@ from .harness import Program, Site, eventually
 
 SECRET: Final = "canary-secret-6f1d2c"
 SEALED: Final = "canary-sealed-9b3e7a"
+PERSON: Final = "canary-person-3c5f81"
 BOUND_S: Final = 90.0
 ENDS: Final = ("complete", "fail", "retry", "hold")
 RULES: Final = '[{"match": "default::**", "executor": "bus", "shadow": {"executor": "bus"}}]'
@@ -65,8 +69,9 @@ class Canary:
         after["handler_config"] = {**step["handler_config"], "end": "complete"}
         document = {"name": name, "steps": [step, after], "payloads": "sealed" if kind == "sealed" else "open"}
         self.client.apply_workflow(document)
-        context = {"plaintext": SEALED} if kind == "sealed" else {"plaintext": {"$secret": "value"}}
-        return self.client.submit(name, context, key=f"{name}-1", seal=kind == "sealed").task_id
+        context = {"plaintext": SEALED} if kind == "sealed" else {"plaintext": {"$secret": "value"}, "person": PERSON}
+        labels = {"of": PERSON}
+        return self.client.submit(name, context, key=f"{name}-{PERSON}", labels=labels, seal=kind == "sealed").task_id
 
     def _write(self, name: str, text: str) -> None:
         path = self.private / name
@@ -89,7 +94,7 @@ def everything(canary: Canary, tasks: list[int]) -> dict[str, bytes]:
     for path in site.directory.rglob("*"):
         if path.is_file() and path.name != "token":
             seen[str(path.relative_to(site.directory))] = path.read_bytes()
-    paths = ["/metrics", "/v1/tasks", "/v1/steps", "/v1/workers", "/v1/executors", "/v1/workflows"]
+    paths = ["/metrics", "/v1/tasks", "/v1/steps", "/v1/workers", "/v1/executors", "/v1/workflows", "/v1/audit"]
     paths += [f"/v1/tasks/{task}{more}" for task in tasks for more in ("", "/why", "/events")]
     paths += [f"/v1/steps/{step['step_id']}" for task in tasks for step in site.task(task)["steps"]]
     for path in paths:
@@ -107,6 +112,34 @@ def everything(canary: Canary, tasks: list[int]) -> dict[str, bytes]:
 def hits(canary: Canary, seen: dict[str, bytes]) -> list[tuple[str, str]]:
     values = {"secret": SECRET, "sealed": SEALED, "token": canary.token}
     return [(name, place) for name, value in values.items() for place, text in seen.items() if value.encode() in text]
+
+
+def places_of_person(seen: dict[str, bytes]) -> set[str]:
+    """The broker's places with the name of the person: not the worker's log, the tap's output or a backup."""
+    elsewhere = ("backup.db", "logs/tap.", "logs/canary-")
+    return {place for place, text in seen.items() if PERSON.encode() in text and not place.startswith(elsewhere)}
+
+
+def erase(canary: Canary, tasks: list[int]) -> None:
+    """Erase the tasks, as an operator does: held steps are resolved first."""
+    client = canary.client
+    for task in tasks:
+        for step in client.task(task)["steps"]:
+            if step["state"] == "held":
+                client.resolve(step["step_id"], "failed", reason="looked it up", message=f"no mail to {PERSON}")
+        client.wait(task, timeout=BOUND_S)
+    command = [sys.executable, "-m", "stepwire", "task", "erase", *map(str, tasks), "--reason", "request 17", "--yes"]
+    environ = {**canary.site.environ, "STEPWIRE_TOKEN": canary.token}
+    done = subprocess.run(
+        [*command, "--url", canary.site.url],
+        cwd=canary.site.directory,
+        env=environ,
+        timeout=BOUND_S,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
 
 
 def pass_through_everything(canary: Canary) -> list[int]:
@@ -147,6 +180,13 @@ def test_no_canary_appears_outside_of_the_worker_and_the_client(canary: Canary) 
     assert b"[secret value]" in b"".join(seen.values())
     assert not [place for place in seen if Path(place).name.startswith("core")]
     assert [core_limit(program) for program in (canary.broker, canary.worker)] == ["0", "0"]
+    with_person = places_of_person(seen)
+    assert {".stepwire/state.db-wal", f"/v1/tasks/{tasks[0]}"} <= with_person
+    erase(canary, tasks)
+    seen = everything(canary, tasks)
+    assert hits(canary, seen) == []
+    assert places_of_person(seen) == set()
+    assert b"erased" in seen[f"/v1/tasks/{tasks[0]}"]
 
 
 def core_limit(program: Program) -> str:
@@ -177,7 +217,8 @@ def test_the_client_reads_what_the_broker_cannot(canary: Canary) -> None:
         check=True,
     )
     assert f"RuntimeError: outer {SEALED}" in shown.stdout
-    again = canary.client.submit("sealed-complete", {"plaintext": SEALED}, key="sealed-complete-1", seal=True)
+    key, labels = f"sealed-complete-{PERSON}", {"of": PERSON}
+    again = canary.client.submit("sealed-complete", {"plaintext": SEALED}, key=key, labels=labels, seal=True)
     assert (again.task_id, again.created) == (done, False)
     (canary.private / "seal.keys").write_text(f"k1={base64.b64encode(os.urandom(32)).decode()}\n")
     other = Client(site.url, token=canary.token, seal_keys_file=canary.keys)

@@ -160,7 +160,8 @@ def test_a_revoked_worker_gets_no_step_and_is_admitted_again_without_a_restart(d
     first = deployment.submit("first", "shop.pay")
     eventually(lambda: deployment.state_of(first) == "completed", "the first task", 20)
     deployment.run("keys", "revoke", "shop")
-    eventually(lambda: "refuses this worker" in deployment.log_of("shop-1"), "the reset of the revoked worker", 20)
+    refusal = f"refuses this worker: unauthorized; this worker's public key is {_public_key(deployment, 'shop.key')};"
+    eventually(lambda: refusal in deployment.log_of("shop-1"), "the reset of the revoked worker", 20)
     second = deployment.submit("second", "shop.pay")
     local = deployment.submit("local", "local.pay")
     eventually(lambda: deployment.state_of(local) == "completed", "a task of another principal", 20)
@@ -202,6 +203,12 @@ def test_a_worker_gets_only_steps_of_its_handlers(deployment: Deployment) -> Non
     deployment.run("keys", "new", "shop", "--handlers", "shop.*", "--out", "shop.key")
     deployment.worker("shop", "mail.send", "shop.key")
     eventually(lambda: deployment.refusals().get("unauthorized", 0) > 0, "the refused hello", 20)
+    key = _public_key(deployment, "shop.key")
+    lines = [
+        line for line in deployment.log_of("shop").splitlines() if "refused a message of this worker (hello)" in line
+    ]
+    assert "unauthorized: " in lines[0]
+    assert f"this worker's public key is {key}; on the broker's host see `stepwire keys list`" in lines[0]
     assert deployment.workers() == set()
 
 
@@ -234,6 +241,11 @@ def _can_run(language: str) -> bool:
     if language != "ruby":
         return True
     return shutil.which("ruby") is not None and not subprocess.run(["ruby", "-e", "require 'ffi-rzmq'"]).returncode
+
+
+def _public_key(deployment: Deployment, key_file: str) -> str:
+    """The public key of a file that `keys new` has written."""
+    return (deployment.place.directory / key_file).read_text().splitlines()[1].partition("='")[2].removesuffix("'")
 
 
 def _other_key(deployment: Deployment) -> str:

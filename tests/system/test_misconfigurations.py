@@ -285,6 +285,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 NEEDS_KEYS = "does not answer as a broker. Check that STEPWIRE_STEPS and STEPWIRE_RESULTS name the broker's"
+OF_KEY = (
+    "Check also the three CURVE keys: this worker's public key is {}; on the broker's host see `stepwire keys list`"
+)
 UNANSWERED = {
     "a worker without a key at a port with keys": (
         True,
@@ -292,10 +295,10 @@ UNANSWERED = {
         "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE",
         None,
     ),
-    "a worker with a key at a port without keys": (False, "shop.key", "Check also the three CURVE keys", None),
-    "a worker with another server key": (True, "server.key", "Check also the three CURVE keys", None),
-    "a worker with an unknown key": (True, "stranger.key", "Check also the three CURVE keys", "unknown_key"),
-    "a worker with an expired key": (True, "late.key", "Check also the three CURVE keys", "expired_key"),
+    "a worker with a key at a port without keys": (False, "shop.key", OF_KEY, None),
+    "a worker with another server key": (True, "server.key", OF_KEY, None),
+    "a worker with an unknown key": (True, "stranger.key", OF_KEY, "unknown_key"),
+    "a worker with an expired key": (True, "late.key", OF_KEY, "expired_key"),
 }
 
 
@@ -309,9 +312,11 @@ def test_a_worker_that_is_not_admitted_says_what_to_check_and_the_broker_logs_th
         assert worker.stderr is not None
         line = next(line for line in worker.stderr if "no broker for" in line)
         assert NEEDS_KEYS in line
-        assert sentence in line
+        public = "" if key is None else (site.here.directory / key).read_text().splitlines()[1].split("'")[1]
+        assert sentence.format(public) in line
         if code is not None:
             eventually(lambda: f'"code":"{code}"' in site.log.read_text(), f"{code} in the broker's log", 60)
+            assert public in site.log.read_text(), "the broker's log and the line of the worker name the same key"
     finally:
         worker.kill()
         worker.communicate()

@@ -3,6 +3,10 @@
 A connection that opens and closes at once, or sends nothing, never reaches the HTTP server. Neither does a probe of
 `/livez`: it is answered here, so that a flood of other connections does not delay it. A first request with a valid
 token is passed on at once. All others are refused in any case, and only some of them per second get their full answer.
+
+With TLS the first bytes are those of a handshake, which shows no token and costs more than an answer. So connections
+that begin a handshake are limited, and one that presents a valid token afterwards does not count. Addresses that have
+presented one lately have a limit of their own, which strangers from elsewhere cannot use up.
 """
 
 import asyncio
@@ -11,8 +15,9 @@ import re
 import selectors
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from .connections import HttpConnections
 from .token import Tokens
@@ -20,6 +25,8 @@ from .token import Tokens
 ACCEPT_S_MAX: Final = 0.01  # in one turn of the event loop
 FIRST_BYTES_MAX: Final = 16 * 1024
 STRANGERS: Final = "strangers_per_s"  # the name of the limit
+FAMILIAR_MAX: Final = 4_096  # addresses
+FAMILIAR_S: Final = 3_600.0  # after a valid token
 PAUSE_S: Final = 0.1  # without free file descriptors
 CHECK_S: Final = 1.0
 
@@ -28,7 +35,40 @@ _PROBE: Final = (b"GET /livez HTTP/1.1\r\n", b"GET /livez HTTP/1.0\r\n")
 _END: Final = b"\r\n\r\n"
 _NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-MakeProtocol = Callable[[bytes], asyncio.Protocol]
+
+class Abortable(Protocol):
+    """The protocol that serves a connection."""
+
+    def abort(self) -> None: ...
+
+
+class Accepted:
+    """An accepted connection, from then on until it is closed.
+
+    The object is counted in place of its later protocol, so the order in which connections were accepted decides which
+    one is the oldest, and not the order in which their first bytes arrived or their protocols were made.
+    """
+
+    __slots__ = ("_acceptor", "connection", "is_aborted", "is_counted", "protocol", "since_s")
+
+    def __init__(self, acceptor: "Acceptor", connection: socket.socket) -> None:
+        self._acceptor = acceptor
+        self.connection = connection
+        self.since_s = time.monotonic()
+        self.protocol: Abortable | None = None
+        self.is_counted = False
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        if self.protocol is not None:
+            self.protocol.abort()
+        elif self._acceptor.is_silent(self):
+            self._acceptor.end(self)
+        else:
+            self.is_aborted = True  # its protocol is being made
+
+
+MakeProtocol = Callable[[bytes, "Accepted | None"], asyncio.Protocol]
 
 
 class Answers:
@@ -49,18 +89,22 @@ class Acceptor:
         make_protocol: MakeProtocol,
         connections: HttpConnections,
         tokens: Tokens,
-        answers: Answers,
+        answers: Answers | None,
     ) -> None:
+        """Without `answers`, the connections are encrypted: nothing can be read or answered before the handshake."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._connections = connections
         self._tokens = tokens
         self._answers = answers
         self._loop = asyncio.get_running_loop()
-        self._silent: dict[_Silent, None] = {}  # the oldest first
+        self._silent: dict[Accepted, None] = {}  # have sent no byte; the oldest first
         self._selector = selectors.DefaultSelector()
         self._is_closed = False
         self._strangers = _NewStrangers(connections.limits.strangers_per_s)
+        self._familiar = _Familiar(connections.limits.strangers_per_s)
+        if answers is None:
+            connections.on_known = self._on_known
         self._serving: set[asyncio.Task[None]] = set()
         self._checking: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._selector.fileno(), self._on_first_bytes)
@@ -76,8 +120,8 @@ class Acceptor:
         if self._checking is not None:
             self._checking.cancel()
         for silent in list(self._silent):
-            self.forget(silent)
-            silent.connection.close()
+            self._unwatch(silent)
+            self._close(silent)
         self._selector.close()
 
     def _on_connections(self) -> None:
@@ -92,58 +136,122 @@ class Acceptor:
                     raise
                 self._pause()
                 return
-            if not self._look(connection):
-                self._wait_for(connection)
+            accepted = Accepted(self, connection)
+            if not self._look(accepted):
+                self._wait_for(accepted)
 
-    def _look(self, connection: socket.socket) -> bool:
-        """Serve, refuse or close the connection by its first bytes. False if it has sent none so far."""
+    def _look(self, accepted: Accepted, *, gave_way: bool = False) -> bool:
+        """Serve, refuse or close the connection by its first bytes. False if it has sent none so far.
+
+        `gave_way`: it had to give way to another one, and is counted as a new one if it is served all the same.
+        """
+        if self._answers is None:
+            return self._look_at_handshake(accepted)
         try:
-            data = connection.recv(FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
+            data = accepted.connection.recv(FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        if not data:
-            connection.close()
-        elif data.startswith(_PROBE) and data.endswith(_END):
+        if data.startswith(_PROBE) and data.endswith(_END):
             self._answers.on_alive()
-            _answer(connection, self._answers.alive)
-        elif self._is_known(data) or self._strangers.take():
-            serving = self._loop.create_task(self._serve(connection, data))
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
-        else:
+            self._close(accepted, self._answers.alive)
+        elif data and (self._is_known(data) or self._strangers.take()):
+            self._begin(accepted, data, gave_way=gave_way)
+        elif data:
             self._connections.refusals.count(STRANGERS)
-            _answer(connection, self._answers.refused)
+            self._close(accepted, self._answers.refused)
+        else:
+            self._close(accepted)
         return True
+
+    def _look_at_handshake(self, accepted: Accepted) -> bool:
+        """The same for a connection with TLS, whose first bytes stay unread. The handshake counts it again."""
+        try:
+            data = accepted.connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data and self._bucket_of(_host_of(accepted.connection)).take():
+            self._uncount(accepted)
+            self._begin(accepted, b"", gave_way=True)
+            return True
+        if data:
+            self._connections.refusals.count(STRANGERS)
+        self._close(accepted)
+        return True
+
+    def _bucket_of(self, host: str) -> "_NewStrangers":
+        return self._familiar.strangers if self._familiar.has(host) else self._strangers
+
+    def _on_known(self, host: str | None) -> None:
+        """A connection from this address has presented a valid token: it was no stranger."""
+        if host is not None:
+            self._bucket_of(host).give_back()
+            self._familiar.add(host)
 
     def _is_known(self, data: bytes) -> bool:
         bearer = _BEARER.search(data)
         return bearer is not None and self._tokens.admit(bearer[1]) is not None
 
-    async def _serve(self, connection: socket.socket, data: bytes) -> None:
+    def _begin(self, accepted: Accepted, data: bytes, *, gave_way: bool) -> None:
+        serving = self._loop.create_task(self._serve(accepted, data))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        if not accepted.is_counted and not gave_way:
+            self._count(accepted)
+
+    async def _serve(self, accepted: Accepted, data: bytes) -> None:
+        if accepted.is_aborted:
+            self._close(accepted)
+            return
+        counted_as = accepted if accepted.is_counted else None
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make_protocol(data), connection)
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(data, counted_as), accepted.connection)
         except OSError:  # the client is gone
-            connection.close()
+            self._close(accepted)
+
+    def _count(self, accepted: Accepted) -> None:
+        accepted.is_counted = True
+        self._connections.opened(accepted)
+
+    def _close(self, accepted: Accepted, answer: bytes = b"") -> None:
+        """Close a connection without a protocol. `answer` is sent as far as the socket accepts it at once."""
+        if answer:
+            _answer(accepted.connection, answer)
+        accepted.connection.close()
+        self._uncount(accepted)
+
+    def _uncount(self, accepted: Accepted) -> None:
+        if accepted.is_counted:
+            accepted.is_counted = False
+            self._connections.closed(accepted)
 
     # -- connections that have sent nothing ---------------------------------------------------------------------------
 
-    def _wait_for(self, connection: socket.socket) -> None:
-        silent = _Silent(self, connection)
-        self._silent[silent] = None
-        self._selector.register(connection, selectors.EVENT_READ, silent)
-        self._connections.opened(silent)
+    def _wait_for(self, accepted: Accepted) -> None:
+        self._watch(accepted)
         if self._checking is None:
             self._checking = self._loop.call_later(CHECK_S, self._close_slow)
+        self._count(accepted)
+
+    def _watch(self, accepted: Accepted) -> None:
+        self._silent[accepted] = None
+        self._selector.register(accepted.connection, selectors.EVENT_READ, accepted)
+
+    def _unwatch(self, accepted: Accepted) -> None:
+        del self._silent[accepted]
+        self._selector.unregister(accepted.connection)
 
     def _on_first_bytes(self) -> None:
         ends_s = time.monotonic() + ACCEPT_S_MAX
         for key, _ in self._selector.select(0):
-            silent: _Silent = key.data
+            silent: Accepted = key.data
             if silent in self._silent:  # no other one was closed for it meanwhile
-                self.forget(silent)
-                self._look(silent.connection)
+                self._unwatch(silent)
+                if not self._look(silent):
+                    self._watch(silent)
             if time.monotonic() > ends_s:
                 return
 
@@ -155,20 +263,19 @@ class Acceptor:
                 self._checking = self._loop.call_later(CHECK_S, self._close_slow)
                 return
             if self.end(silent):
-                self._connections.refusals.count("slow_head")
+                self._connections.refusals.count("slow_head" if self._answers is not None else "slow_handshake")
 
-    def end(self, silent: "_Silent") -> bool:
+    def is_silent(self, accepted: Accepted) -> bool:
+        return accepted in self._silent
+
+    def end(self, silent: Accepted) -> bool:
         """Close the connection. False if its first bytes have arrived in this turn: then they decide."""
-        self.forget(silent)
-        if self._look(silent.connection):
+        self._unwatch(silent)
+        self._uncount(silent)
+        if self._look(silent, gave_way=True):
             return False
         silent.connection.close()
         return True
-
-    def forget(self, silent: "_Silent") -> None:
-        del self._silent[silent]
-        self._selector.unregister(silent.connection)
-        self._connections.closed(silent)
 
     # -- without free file descriptors --------------------------------------------------------------------------------
 
@@ -179,20 +286,6 @@ class Acceptor:
     def _resume(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._listener.fileno(), self._on_connections)
-
-
-class _Silent:
-    """An accepted connection that has sent no byte."""
-
-    __slots__ = ("_acceptor", "connection", "since_s")
-
-    def __init__(self, acceptor: Acceptor, connection: socket.socket) -> None:
-        self._acceptor = acceptor
-        self.connection = connection
-        self.since_s = time.monotonic()
-
-    def abort(self) -> None:
-        self._acceptor.end(self)
 
 
 class _NewStrangers:
@@ -213,10 +306,37 @@ class _NewStrangers:
         self._left -= 1
         return True
 
+    def give_back(self) -> None:
+        self._left = min(self._burst, self._left + 1)
+
+
+class _Familiar:
+    """The addresses that have presented a valid token lately, and the limit of their new connections."""
+
+    def __init__(self, per_s: int) -> None:
+        self.strangers = _NewStrangers(per_s)
+        self._since_s: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, host: str) -> None:
+        self._since_s[host] = time.monotonic()
+        self._since_s.move_to_end(host)
+        if len(self._since_s) > FAMILIAR_MAX:
+            self._since_s.popitem(last=False)
+
+    def has(self, host: str) -> bool:
+        since_s = self._since_s.get(host)
+        return since_s is not None and time.monotonic() - since_s < FAMILIAR_S
+
+
+def _host_of(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:  # the client is gone
+        return ""
+
 
 def _answer(connection: socket.socket, answer: bytes) -> None:
     try:
         connection.send(answer, socket.MSG_DONTWAIT)
     except OSError:
         pass
-    connection.close()

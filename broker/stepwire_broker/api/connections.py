@@ -6,7 +6,7 @@ is closed, so requests in progress and new clients are served during a flood of 
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from .limits import HttpLimits
@@ -32,6 +32,7 @@ class HttpConnections:
         self._unread_sums: Counter[str] = Counter()
         self._owner: dict[Closable, str] = {}  # of the connections in `_unread`
         self._clock = 0
+        self.on_known: Callable[[str | None], None] | None = None  # called once for each connection
 
     # -- strangers and idle connections -------------------------------------------------------------------------------
 
@@ -62,9 +63,12 @@ class HttpConnections:
         idle = self._idle_strangers if connection in self._strangers else self._idle_known
         idle[connection] = self._clock
 
-    def known(self, connection: Closable) -> None:
-        """A request with a valid token has arrived on the connection."""
-        self._strangers.pop(connection, None)
+    def known(self, connection: Closable, host: str | None = None) -> None:
+        """A request with a valid token has arrived on the connection. `host`: of a client over tcp."""
+        if connection in self._strangers:
+            del self._strangers[connection]
+            if self.on_known is not None:
+                self.on_known(host)
 
     def _close_one(self, limit: str) -> None:
         stranger, known = _first(self._idle_strangers), _first(self._idle_known)

@@ -179,6 +179,7 @@ class CoreFigures(NamedTuple):
     guards: list[Guard]
     in_flight_steps: int
     open_steps: int
+    open_steps_with_quota: dict[str, int]  # by namespace
     loaded_tasks: int
     unloaded_tasks: int
     sessions: int
@@ -205,6 +206,7 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         guards=list(state.guards.by_handler.values()),
         in_flight_steps=dispatched,
         open_steps=state.open_steps,
+        open_steps_with_quota={name: state.open_by_namespace.get(name, 0) for name in state.quotas},
         loaded_tasks=len(state.tasks),
         unloaded_tasks=state.unloaded,
         sessions=len(state.sessions),

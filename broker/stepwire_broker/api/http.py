@@ -382,9 +382,10 @@ class Resource:
                     reply = reply._replace(chunks=hidden_ids.stream_without_ids(reply.chunks))
                 await send_stream(send, reply, call)
             else:
-                if self._operations[call.scope["method"]].id in PAYLOAD_OPERATIONS and call.inspects:
+                shows_payload = reply.shows_task or self._operations[call.scope["method"]].id in PAYLOAD_OPERATIONS
+                if shows_payload and call.inspects:
                     await self._notes.read_payload(call.grant, reply.body)
-                if hides_ids:
+                if hides_ids or (reply.shows_task and not call.grant.allows(Scope.OPERATE)):
                     reply = reply._replace(body=hidden_ids.without_ids(reply.body))
                 call.pay_answer(len(reply.body))
                 await send_reply(send, reply, call)

@@ -26,6 +26,7 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "no_executor": 503,
     # the current state of the broker; the same request may be accepted later
     "too_many_open_steps": 429,
+    "quota": 429,
     "overloaded": 429,
     "draining": 503,
     "starting": 503,
@@ -48,8 +49,8 @@ _HINTS: Final[dict[str, str]] = {
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     """`code` (for programs) and `detail` (for people) describe the problem; `next` and `hint`, the next action.
 
-    `limit` names the limit that a request exceeded. `owner` is the name of the token that the limit applies to, or `the
-    broker` if it applies to all tokens together."""
+    `limit` names the limit that a request exceeded. `owner` is the name of the token or of the namespace that the limit
+    applies to, or `the broker` if it applies to all tokens together."""
 
     title: str
     status: int
@@ -109,9 +110,17 @@ def of_refused(refused: CommandRefused) -> HttpProblem:
     """The problem for a refusal of the core."""
     status = STATUS[refused.code]
     retry_after_ms = refused.retry_after_ms
-    if retry_after_ms is None and status in (429, 503):
+    if retry_after_ms is None and status in (429, 503) and refused.code != "quota":
         retry_after_ms = RETRY_AFTER_MS
-    return HttpProblem(status, refused.code, refused.message, refused.hint or "", retry_after_ms=retry_after_ms)
+    return HttpProblem(
+        status,
+        refused.code,
+        refused.message,
+        refused.hint or "",
+        retry_after_ms=retry_after_ms,
+        limit=refused.limit,
+        owner=refused.owner,
+    )
 
 
 def of_invalid(error: InvalidMessage) -> HttpProblem:

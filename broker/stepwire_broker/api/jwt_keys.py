@@ -1,4 +1,7 @@
-"""The public keys of `http.jwt`: a JWKS document from a file or a URL, kept, and read again when a key is missing.
+"""The public keys of `http.jwt`: a JWKS document from a file or a URL, kept, and read again when it may have changed.
+
+A changed file is read within seconds, a URL every 5 minutes, and both when a token names an unknown key. A key that is
+no longer in the document ends its tokens.
 
 Only asymmetric signatures are accepted. A key states its algorithm, or its type implies it, so the header of a token
 cannot choose another one.
@@ -24,7 +27,9 @@ KEYS_MAX: Final = 64
 RSA_BITS_MIN: Final = 2048
 FETCH_S_MAX: Final = 5.0
 AGAIN_S_MIN: Final = 30.0  # between two readings that unknown keys cause
-REFRESH_S: Final = 3600.0
+CHECK_S: Final = 2.0  # how often a file is examined for changes
+REFRESH_S: Final = 300.0  # between two readings of a URL
+STALE_S: Final = 24 * 3600.0  # keys that could not be confirmed for the longest life of a token are not used
 
 log: Final = structlog.get_logger("stepwire.api")
 
@@ -39,16 +44,36 @@ class JwtKeys:
     def __init__(self, settings: JwtSettings) -> None:
         self._settings = settings
         self._keys: dict[str, Any] = {}
+        self._members: dict[str, Any] = {}  # by `kid`: from which the key was made
         self._read_s = -AGAIN_S_MIN
+        self._confirmed_s = time.monotonic()  # the last reading without an error
+        self._mark: tuple[int, int, int] | None = None  # of the file that was read
         self._reading: asyncio.Task[None] | None = None
 
     def lookup(self, kid: str) -> Any | None:
         return self._keys.get(kid)
 
     def load(self) -> None:
-        """Read the keys now. Raises JwtError."""
+        """Read the keys at the start. Raises JwtError, also if there is none."""
+        self._use()
+        if not self._keys:
+            raise self._none()
+
+    def _use(self) -> None:
+        """Read the document and use its keys. Raises JwtError, and then keeps the former ones.
+
+        An unchanged key stays the same object, by which its tokens are recognised as verified."""
         self._read_s = time.monotonic()
-        self._keys = parse(self._document(), self._place)
+        self._mark = self._mark_now()
+        found = parse(self._document(), self._place)
+        self._keys = {
+            kid: self._keys[kid] if self._members.get(kid) == member else key for kid, (member, key) in found.items()
+        }
+        self._members = {kid: member for kid, (member, _) in found.items()}
+        self._confirmed_s = time.monotonic()
+
+    def _none(self) -> JwtError:
+        return JwtError(f"http.jwt: {self._place} has no public key with a `kid` for {', '.join(ALGORITHMS)}")
 
     async def read_again(self) -> None:
         """Read the keys again because one is missing, unless that was just done. Callers share one reading."""
@@ -59,16 +84,36 @@ class JwtKeys:
         await asyncio.shield(self._reading)
 
     async def watch(self) -> None:
-        """Until cancelled: read the keys every hour, so that a withdrawn key ends its tokens."""
+        """Until cancelled: read a changed file, or the URL at intervals, so that a withdrawn key ends its tokens."""
         while True:
-            await asyncio.sleep(REFRESH_S)
-            await self._read()
+            await asyncio.sleep(CHECK_S)
+            if self._is_due():
+                await self._read()
+
+    def _is_due(self) -> bool:
+        if self._settings.jwks_file is not None:
+            return self._mark_now() != self._mark
+        return time.monotonic() - self._read_s >= REFRESH_S
+
+    def _mark_now(self) -> tuple[int, int, int] | None:
+        """A value that differs after the file was replaced or changed. None: there is no file to examine."""
+        if self._settings.jwks_file is None:
+            return None
+        try:
+            status = Path(self._settings.jwks_file).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     async def _read(self) -> None:
         try:
-            await asyncio.to_thread(self.load)
+            await asyncio.to_thread(self._use)
+            if not self._keys:
+                log.warning("jwks_empty", error=str(self._none()))
         except JwtError as error:
             log.warning("jwks_refused", error=str(error))
+            if time.monotonic() - self._confirmed_s > STALE_S:
+                self._keys, self._members = {}, {}
         finally:
             self._reading = None
 
@@ -119,8 +164,9 @@ def check(settings: JwtSettings) -> None:
         raise JwtError("http.jwt needs the extra `jwt`: pip install 'stepwire[broker,jwt]'")
 
 
-def parse(document: bytes, place: str) -> dict[str, Any]:
-    """The usable keys of a JWKS document. Raises JwtError if there is none."""
+def parse(document: bytes, place: str) -> dict[str, tuple[dict[str, Any], Any]]:
+    """The usable keys of a JWKS document by their `kid`, each with the member that it was made from. Raises
+    JwtError."""
     import jwt
 
     if len(document) > DOCUMENT_BYTES_MAX:
@@ -131,7 +177,7 @@ def parse(document: bytes, place: str) -> dict[str, Any]:
         raise JwtError(f"http.jwt: {place} is no JWKS document: {error}") from None
     if not isinstance(found, list) or len(found) > KEYS_MAX:
         raise JwtError(f"http.jwt: {place} is no JWKS document: it needs `keys`, a list of at most {KEYS_MAX} keys")
-    keys: dict[str, Any] = {}
+    keys: dict[str, tuple[dict[str, Any], Any]] = {}
     for member in found:
         if not isinstance(member, dict) or not isinstance(member.get("kid"), str):
             continue
@@ -142,9 +188,7 @@ def parse(document: bytes, place: str) -> dict[str, Any]:
         except (jwt.PyJWTError, TypeError, ValueError):
             continue
         if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", RSA_BITS_MIN) >= _bits_min(member):
-            keys[member["kid"]] = key
-    if not keys:
-        raise JwtError(f"http.jwt: {place} has no public key with a `kid` for {', '.join(ALGORITHMS)}")
+            keys[member["kid"]] = (member, key)
     return keys
 
 

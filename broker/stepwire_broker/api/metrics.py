@@ -122,6 +122,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.open_steps,
     ),
     Metric(
+        "stepwire_namespace_open_steps",
+        "gauge",
+        ("namespace",),
+        "Steps that are not final, of namespaces with a quota; limited by max_open_steps of limits.namespaces.",
+        lambda m: [((name,), steps) for name, steps in m.core.open_steps_with_quota.items()],
+    ),
+    Metric(
         "stepwire_open_tasks",
         "gauge",
         (),
@@ -142,6 +149,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (),
         "Tasks stored. A submission whose idempotency key exists already stores none.",
         lambda m: m.core.counters.submitted,
+    ),
+    Metric(
+        "stepwire_quota_refusals_total",
+        "counter",
+        ("namespace", "limit"),
+        "Submissions that were refused because their namespace would exceed its quota, by the limit.",
+        lambda m: list(m.core.counters.over_quota.items()),
     ),
     Metric(
         "stepwire_dispatched_steps_total",

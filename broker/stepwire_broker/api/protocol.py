@@ -7,8 +7,9 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import local_socket
+from .acceptor import Accepted
 from .client_certificates import ClientCertificate, certificate_of
-from .connections import HttpConnections
+from .connections import Closable, HttpConnections
 from .http import CONNECTION
 from .token import Grant
 
@@ -28,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.access_log = False
         self.is_too_slow = False
         self.first_bytes = b""  # read before there was a protocol
+        self.accepted: Accepted | None = None  # what the connection is counted as, if it was counted before
         self.user_grant: Grant | None = None  # on the Unix socket: of the client's user
         self.certificate: ClientCertificate | None = None
         self.answer_left = 0
@@ -51,10 +53,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._arm(self._limits.head_s, self._on_slow_head)
-        self._open.opened(self)
+        if self.accepted is None:
+            self._open.opened(self)
+        else:
+            self.accepted.protocol = self
+            if self.accepted.is_aborted:
+                transport.abort()
         self.user_grant = local_socket.grant_of(transport)
         self.certificate = certificate_of(transport)
-        if self.first_bytes:
+        if self.first_bytes and not transport.is_closing():
             self.data_received(self.first_bytes)
             self.first_bytes = b""
 
@@ -62,7 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self._stalled is not None:
             self._stalled.cancel()
-        self._open.closed(self)
+        self._open.closed(self._counted)
+        if self.accepted is not None:
+            self.accepted.protocol = None  # they refer to each other
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -81,10 +90,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if hasattr(self.transport, "_read_ready_cb"):
             self.transport._read_ready_cb = None  # a method of asyncio's transport itself
 
+    @property
+    def _counted(self) -> Closable:
+        return self.accepted or self
+
     def present_token(self, name: str) -> None:
         """A request of this connection has a valid token with this name."""
         self._owner = name
-        self._open.known(self)
+        self._open.known(self._counted, None if self.client is None else self.client[0])
 
     def abort(self) -> None:
         self.transport.abort()
@@ -125,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_refused = True
             self.abort()
             return
-        self._open.busy(self)
+        self._open.busy(self._counted)
         super().on_headers_complete()
         self.cycle.transport = _HeadWithBody(self.transport, self.cycle, self.close_after_answer)  # type: ignore[assignment]
 
@@ -163,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.transport = self.transport  # the wrapper and the cycle refer to each other
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._open.idle(self)
+            self._open.idle(self._counted)
 
     def _refuse_head(self) -> None:
         self._is_refused = True
@@ -218,7 +231,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._open.reads(self)
+        self._open.reads(self._counted)
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -231,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _watch_answer(self) -> None:
         size = self._left()
-        self._open.unread(self, self._owner, size)
+        self._open.unread(self._counted, self._owner, size)
         self._stalled = self.loop.call_later(self._limits.unread_s, self._check_answer, size)
 
     def _check_answer(self, size_before: int) -> None:

@@ -24,6 +24,7 @@ class Reply(NamedTuple):
     body: bytes
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    shows_task: bool = False  # the answer to a submission contains the task, as if the caller had read it
 
 
 class Stream(NamedTuple):

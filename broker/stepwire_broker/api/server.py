@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from . import access, health, tls_watch, token_watch
-from .acceptor import STRANGERS, Acceptor, Answers, MakeProtocol
+from .acceptor import STRANGERS, Accepted, Acceptor, Answers, MakeProtocol
 from .app import Application
 from .engine_port import EnginePort
 from .handshake import Handshakes
@@ -59,11 +59,13 @@ class Server:
         self._handshakes = None
         if certificates is not None:
             self._handshakes = make = Handshakes(certificates, self._application.connections, make)
-        # The first bytes of a connection with TLS are not those of a request.
-        self._uvicorn = _Uvicorn(_config(application, make), self._accept if certificates is None else None)
+        self._uvicorn = _Uvicorn(_config(application, make), self._accept)
         self._serving: asyncio.Task[None] | None = None
 
     def _accept(self, listener: socket.socket, make_protocol: MakeProtocol) -> Acceptor:
+        connections = self._application.connections
+        if self._handshakes is not None:
+            return Acceptor(listener, make_protocol, connections, self._tokens, None)
         requests, shares = self._application.requests, self._application.shares
         surplus = shares.problem(
             STRANGERS, OF_BROKER, f"{shares.limits.strangers_per_s} new connections per second without a token"
@@ -73,7 +75,7 @@ class Server:
             on_alive=partial(requests.count, health.LIVEZ, "GET", 200),
             refused=closing_answer(problem_reply(surplus)),
         )
-        return Acceptor(listener, make_protocol, self._application.connections, self._tokens, answers)
+        return Acceptor(listener, make_protocol, connections, self._tokens, answers)
 
     async def start(self) -> None:
         context = copy_context()
@@ -143,10 +145,8 @@ logging.getLogger("uvicorn.error").addFilter(_is_wanted)
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the broker, and sets `ready` when it serves."""
 
-    def __init__(
-        self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor] | None
-    ) -> None:
-        """`accept` makes the acceptor of a TCP listener. Without it, uvicorn accepts by itself."""
+    def __init__(self, config: uvicorn.Config, accept: Callable[[socket.socket, MakeProtocol], Acceptor]) -> None:
+        """`accept` makes the acceptor of a TCP listener."""
         super().__init__(config)
         self.ready = asyncio.Event()
         self._accept = accept
@@ -158,12 +158,9 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
         assert sockets is not None
-        if self._accept is None:
-            await super().startup(sockets)
-        else:
-            local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
-            await super().startup(local)
-            self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
+        local = [each for each in sockets if each.family == socket.AF_UNIX]  # only the broker's user can connect
+        await super().startup(local)
+        self._acceptors = [self._accept(each, self._make_protocol) for each in sockets if each not in local]
         self.ready.set()
 
     async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
@@ -171,9 +168,9 @@ class _Uvicorn(uvicorn.Server):
             acceptor.close()
         await super().shutdown(sockets)
 
-    def _make_protocol(self, first_bytes: bytes) -> asyncio.Protocol:
+    def _make_protocol(self, first_bytes: bytes, accepted: Accepted | None) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         protocol: BoundedProtocol = make(config=self.config, **state, _loop=asyncio.get_running_loop())
-        protocol.first_bytes = first_bytes
+        protocol.first_bytes, protocol.accepted = first_bytes, accepted
         return protocol

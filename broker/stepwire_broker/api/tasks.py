@@ -49,7 +49,11 @@ async def submit(call: HttpCall) -> Reply:
         state = await call.broker.read(lambda queries: queries.task_state(task_id))
     if state is None:
         raise HttpProblem(404, "not_found", f"task {task_id} has ended, and its retention time is over")
-    return Reply(201 if created else 200, encode(Created(task_id, state, created, document)))
+    return Reply(
+        201 if created else 200,
+        encode(Created(task_id, state, created, document)),
+        shows_task=document is not UNSET,
+    )
 
 
 async def submit_batch(call: HttpCall) -> Reply:

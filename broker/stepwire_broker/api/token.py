@@ -29,10 +29,10 @@ from stepwire_broker.core.answers.via import Via
 from stepwire_broker.core.model import principal
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.file_owners import strange_owner, stranger
+from stepwire_broker.last_uses import DIGITS, LastUses, uses_file
 from stepwire_broker.timestamps import parse_rfc3339
 
 from .token_rate import UNLIMITED, Rate, RateError, read_rate
-from .token_uses import TokenUses
 
 STATE_DIR: Final = Path(".stepwire")
 TOKEN_FILE: Final = STATE_DIR / "token"
@@ -154,7 +154,7 @@ class Tokens:
         self.file = file  # the file of the token that clients on the same machine use
         self._is_strict = is_strict
         self._more = more
-        self.uses = TokenUses(None)
+        self.uses = LastUses(None)
         self._unreported: TokenError | None = None
         self._changes: list[TokenChange] = []
         self._stamps = self._read_stamps()
@@ -175,7 +175,7 @@ class Tokens:
             grant = self._grant_of(presented)
         if grant is None or grant.has_expired:
             return None
-        self.uses.note(presented, time.time_ns() // 1_000_000)
+        self.uses.note(presented.hex()[:DIGITS], time.time_ns() // 1_000_000)
         return grant
 
     def of_certificate(self, names: tuple[str, ...]) -> list[Grant]:
@@ -271,17 +271,17 @@ def open_tokens(tokens_file: str | None, *, is_strict: bool = False) -> Tokens:
     token in the state directory, which `is_strict` refuses."""
     if tokens_file is not None:
         tokens = Tokens(Path(tokens_file), is_strict=is_strict)
-        tokens.uses = TokenUses(uses_file_of(tokens_file))
+        tokens.uses = LastUses(uses_file_of(tokens_file))
         return tokens
     make_state_dir()
     if is_strict:
         tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE, is_strict=True)
-        tokens.uses = TokenUses(uses_file_of(None))
+        tokens.uses = LastUses(uses_file_of(None))
         return tokens
     is_new = not TOKEN_FILE.exists() and _generate(TOKEN_FILE)
     tokens = Tokens(TOKEN_FILE, MORE_TOKENS_FILE)
     tokens.is_new = is_new
-    tokens.uses = TokenUses(uses_file_of(None))
+    tokens.uses = LastUses(uses_file_of(None))
     return tokens
 
 
@@ -305,8 +305,7 @@ def tokens_file_of(tokens_file: str | None) -> Path:
 
 def uses_file_of(tokens_file: str | None) -> Path:
     """The file with the last use of each token."""
-    tokens = tokens_file_of(tokens_file)
-    return tokens.with_name(f"{tokens.name}.uses")
+    return uses_file(tokens_file_of(tokens_file))
 
 
 def add_token(path: Path, grant: Grant) -> str:

@@ -42,6 +42,7 @@ class Setup(Struct, frozen=True):
     command: tuple[str, ...] = ()  # a worker in any language that offers `handler`; (): the worker of this package
     handler: str = HANDLER
     is_tcp: bool = False
+    has_keys: bool = False  # CURVE; with is_tcp
 
 
 DEFAULT: Final = Setup(workers=({}, {}))

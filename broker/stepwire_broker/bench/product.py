@@ -24,9 +24,15 @@ import msgspec
 from stepwire.client import Client
 from stepwire_protocol import limits
 
+from stepwire_broker.bus.keys import server_key
+from stepwire_broker.bus.keys.client_file import ClientFile, text_of
+from stepwire_broker.bus.keys.key_text import new_pair
+from stepwire_broker.bus.keys.server_key import CLIENTS_DIR, SECRET_FILE
+from stepwire_broker.bus.keys.trusted_text import write_new
 from stepwire_broker.core.commit import history
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
+from stepwire_broker.core.model.principal import ANY_LABEL, Grant
 from stepwire_broker.end_with_parent import end_with_parent
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import TaskFilter
@@ -127,6 +133,9 @@ class Product:
         """The broker's routing rules with their counts."""
         return self._client.rules()
 
+    def workers(self) -> list[dict[str, Any]]:
+        return list(self._client.workers()["workers"])
+
     def _cpu(self) -> Cpu:
         return Cpu(cpu_s_of(self._broker_pid), sum(map(cpu_s_of, self._worker_pids)), time.process_time())
 
@@ -162,10 +171,15 @@ def running(
     }
     if setup.batch_steps is not None:
         settings["bus.batch.max_steps"] = str(setup.batch_steps)
+    if setup.has_keys:
+        settings["bus.curve.secret_file"] = str(directory / SECRET_FILE)
+        settings["bus.curve.clients_dir"] = str(directory / CLIENTS_DIR)
     serve = [*_PYTHON, "stepwire", "serve", "-o", "json", *(f"--set={key}={value}" for key, value in settings.items())]
     own = [*_PYTHON, f"{__package__}.worker", steps, results, str(setup.slots or "default")]
     work = list(setup.command) or own
     environ = {"STEPWIRE_STEPS": steps, "STEPWIRE_RESULTS": results} if setup.command else {}
+    if setup.has_keys:
+        environ |= _write_keys(directory, setup.handler)
     with ExitStack() as stack:
         broker = stack.enter_context(process(serve, directory))
         assert broker.stdout is not None
@@ -186,6 +200,18 @@ def running(
         product = Product(client, partial(_read, request), broker.pid, pids)
         product.run(msgspec.structs.replace(load, tasks=WARM_UP_TASKS), lambda _: None)
         yield product
+
+
+def _write_keys(directory: Path, handler: str) -> dict[str, str]:
+    """Write the keys of the broker and of one principal for the workers. Returns the workers' environment."""
+    server, pair = server_key.init(directory / SECRET_FILE, directory / CLIENTS_DIR), new_pair()
+    grant = Grant(principal="bench", workers=("*",), handlers=(handler,), labels=(ANY_LABEL,))
+    write_new(directory / CLIENTS_DIR / "bench", text_of(ClientFile(grant=grant, public=(pair.public,))))
+    return {
+        "STEPWIRE_CURVE_SERVER_KEY": server.public,
+        "STEPWIRE_CURVE_PUBLIC_KEY": pair.public,
+        "STEPWIRE_CURVE_SECRET_KEY": pair.secret,
+    }
 
 
 def _endpoints(directory: Path, setup: Setup) -> tuple[str, str]:

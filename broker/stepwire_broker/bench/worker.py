@@ -14,7 +14,8 @@ from .load import HANDLER, OUTPUT
 def main(steps: str, results: str, slots: str, *labels: str) -> None:
     pairs = (label.partition("=")[::2] for label in labels)
     given: dict[str, Any] = {} if slots == "default" else {"slots": int(slots)}
-    worker = Worker(steps=steps, results=results, name="bench", labels=dict(pairs), **given)
+    # Only its keys come from the environment.
+    worker = Worker.from_env(steps=steps, results=results, name="bench", labels=dict(pairs), **given)
 
     @worker.handler(HANDLER)
     async def echo(context: Context) -> dict[str, str]:

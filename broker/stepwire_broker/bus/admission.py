@@ -1,9 +1,12 @@
 """The admission: which connections the authenticator admits, as an immutable value that the loop replaces."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import NamedTuple
 
 from msgspec import Struct
+
+from stepwire_broker.last_uses import DIGITS
 
 
 class ZapVerdict(NamedTuple):
@@ -11,6 +14,7 @@ class ZapVerdict(NamedTuple):
 
     principal: str = ""  # of a refused connection: the owner of its key, if known
     reason: str = ""  # one of REASONS
+    proof: str = ""  # what proved the identity, as `proof_of_key` and `proof_of_user` name it
 
 
 class Admission(Struct, frozen=True):
@@ -22,3 +26,12 @@ class Admission(Struct, frozen=True):
     refused_keys: Mapping[bytes, ZapVerdict] = {}  # known keys without access: expired or revoked
     refused_uids: Mapping[int, ZapVerdict] = {}  # the same for users of this host
     blocked: frozenset[str] = frozenset()  # principals that are refused for a while
+
+
+def proof_of_key(key: bytes) -> str:
+    """The name of a public key in the file of last uses."""
+    return sha256(key).hexdigest()[:DIGITS]
+
+
+def proof_of_user(uid: int) -> str:
+    return f"unix={uid}"

@@ -17,7 +17,8 @@ from zmq.utils import z85
 
 from stepwire_broker.errors import BrokerError
 
-from .admission import Admission, ZapVerdict
+from .admission import Admission, ZapVerdict, proof_of_key, proof_of_user
+from .identity import PROOF
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
@@ -136,13 +137,20 @@ class Authenticator:
         if verdict.reason:
             self._note(verdict, request)
         request_id = request[1] if len(request) > 1 else b""
-        self._socket.send_multipart([VERSION, request_id, ADMITTED if user_id else REFUSED, b"", user_id, b""])
+        status = ADMITTED if user_id else REFUSED
+        self._socket.send_multipart([VERSION, request_id, status, b"", user_id, _metadata(verdict.proof)])
 
     def _note(self, verdict: ZapVerdict, request: list[bytes]) -> None:
         self.refused[verdict.reason] += 1
         address = request[3].decode("ascii", "replace") if len(request) > 3 else ""
         key = z85.encode(request[6]).decode() if len(request) > 6 and len(request[6]) == 32 else ""
         self._refusals.append(RefusedConnection(verdict.reason, address, key, verdict.principal))
+
+
+def _metadata(proof: str) -> bytes:
+    """The property that libzmq attaches to each frame of the connection. It is always set, or a peer could set it."""
+    value = proof.encode()
+    return bytes((len(PROOF),)) + PROOF.encode() + len(value).to_bytes(4, "big") + value
 
 
 def decide(admission: Admission, request: list[bytes]) -> ZapVerdict:
@@ -160,7 +168,7 @@ def _of_key(admission: Admission, request: list[bytes]) -> ZapVerdict:
     key = request[6] if len(request) == 7 else b""
     principal = admission.keys.get(key)
     if principal is not None:
-        return ZapVerdict(principal)
+        return ZapVerdict(principal, proof=proof_of_key(key))
     return admission.refused_keys.get(key, ZapVerdict(reason="unknown_key"))
 
 
@@ -172,7 +180,7 @@ def _of_user(admission: Admission, request: list[bytes]) -> ZapVerdict:
     uid = int(parts[1])
     principal = admission.uids.get(uid)
     if principal is not None:
-        return ZapVerdict(principal)
+        return ZapVerdict(principal, proof=proof_of_user(uid))
     return admission.refused_uids.get(uid, ZapVerdict(reason="unknown_user"))
 
 

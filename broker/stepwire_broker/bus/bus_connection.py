@@ -16,6 +16,7 @@ class BusConnection(Struct, eq=False):
     descriptor: int
     inode: int | None
     principal: str | None = None  # of its last frame
+    proof: str = ""  # the key or the user that it was admitted with, as the file of last uses names it
     topics: set[bytes] = field(default_factory=set)  # that it subscribed, granted or not
     changes: Window = field(default_factory=Window)  # of its subscriptions
     refused: Window = field(default_factory=Window)

@@ -25,23 +25,38 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of
+from .identity import descriptor_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
+from .local_handshakes import LocalHandshakes
 
 MONITORED: Final = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 SWEEP_S: Final = 0.1
+EVENTS_PER_TURN: Final = 200  # afterwards the loop does other work
+EVENTS_MAX: Final = 5_000  # for an answer that depends on them
 FRAMING_BYTES: Final = 40  # of one frame, at most
-BLAMELESS: Final = ("connections", "muted_inbox", "revoked")  # an honest peer may end for these reasons
+BLAMELESS: Final = (
+    "connections",
+    "muted_inbox",
+    "revoked",
+    "old_server_key",
+)  # an honest peer may end for these reasons
 
+_LOCAL: Final = b"ipc://"
 _EVENT: Final = struct.Struct("=Hi")
 
+_FAILED: Final = frozenset(
+    {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL}
+)
+
 # Handshakes that libzmq ends before it asks the authenticator. All others are a `bad_handshake`.
-_REFUSED_HANDSHAKES: Final = {
+_REFUSED_HANDSHAKES: Final[Mapping[int, str]] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "wrong_mechanism",
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "wrong_server_key",
 }
@@ -75,11 +90,14 @@ class Connections:
             tuple[Role, int], BusConnection
         ] = {}  # disconnected and gone, with frames that may still be read
         self._handshaking: dict[tuple[Role, int], BusConnection] = {}  # in the order of their begin
+        self._local: Final = LocalHandshakes()
+        self._has_failed: dict[Role, bool] = dict.fromkeys(monitors, False)  # the last event was a failed handshake
         self._usage: dict[str, PrincipalUsage] = {}
         self._offences: dict[str, Offences] = {}
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_steps_read = False  # all events, since the last sweep
         self._turns = 0
+        self._is_scheduled = False  # the rest of the events is read soon
         self.floods: Final = Floods(lambda: list(self._open.values()), unread_bytes_max, hold_back)
         self._handshake = handshake
         self._watch = FloodWatch(lambda: self._turns, self.floods.end_subscriptions, self.floods.measure)
@@ -89,9 +107,9 @@ class Connections:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         for monitor in self._monitors.values():
-            self._loop.add_reader(monitor.FD, self.read_events)
-        self.read_events()
+            self._loop.add_reader(monitor.FD, self._on_edge)
         self._sweep_later()
+        self._on_edge()
         self._watch.start()
 
     def stop(self) -> None:
@@ -103,42 +121,70 @@ class Connections:
                 self._loop.remove_reader(monitor.FD)
 
     def read_events(self) -> None:
-        """Read all events of the monitors. The queue has one edge, so it is always emptied."""
+        """Read all events of the monitors, before an answer that depends on them."""
+        self._read_events(EVENTS_MAX)
+
+    def _on_edge(self) -> None:
+        """Read some events. Peers that connect again at once could keep the loop here for as long as they like."""
+        self._is_scheduled = False
+        if self._sweep_timer is not None:  # not stopped
+            self._read_events(EVENTS_PER_TURN)
+
+    def _read_events(self, most: int) -> None:
+        """Read at most this number of events. The queue has one edge, so the rest is read in the next turn."""
         self._turns += 1
         for role, monitor in self._monitors.items():
-            while True:
+            for _ in range(most):
                 try:
-                    event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+                    event, endpoint = monitor.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 kind, value = _EVENT.unpack(event)
-                if kind == zmq.EVENT_ACCEPTED:
-                    self._on_accepted(role, value)
-                elif kind == zmq.EVENT_DISCONNECTED:
-                    self._on_disconnected(role, value)
-                elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the peer or the time ended it
-                    self._counters.refused["unfinished_handshake"] += 1
-                else:
-                    self._counters.refused[_REFUSED_HANDSHAKES.get(value, "bad_handshake")] += 1
+                self._on_event(role, kind, value, is_local=endpoint.startswith(_LOCAL))
+            else:
+                if not self._is_scheduled:
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._on_edge)
 
-    def _on_accepted(self, role: Role, descriptor: int) -> None:
+    def _on_event(self, role: Role, kind: int, value: int, *, is_local: bool) -> None:
+        has_failed, self._has_failed[role] = self._has_failed[role], kind in _FAILED
+        match kind:
+            case zmq.EVENT_ACCEPTED:
+                self._on_accepted(role, value, is_local)
+            case zmq.EVENT_DISCONNECTED:
+                self._on_disconnected(role, value, has_failed=has_failed)
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if is_local:
+                    self._local.succeeded()
+            case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                pass  # the authenticator counts what it refuses
+            case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # the peer or the time ended it
+                self._counters.refused["unfinished_handshake"] += 1
+            case _:
+                self._counters.refused[_REFUSED_HANDSHAKES.get(value, "bad_handshake")] += 1
+
+    def _on_accepted(self, role: Role, descriptor: int, is_local: bool) -> None:
         self._on_disconnected(role, descriptor)
         self._muted.pop((role, descriptor), None)
         connection = BusConnection(role, descriptor, inode_of(descriptor))
         self._open[connection.key] = connection
         self._counters.connections[role] += 1
-        self._handshaking[connection.key] = connection
+        if is_local:
+            self._local.begun(connection, time.monotonic())
+        else:
+            self._handshaking[connection.key] = connection
         if len(self._open) > self._connections_max:
             self.disconnect(connection, "connections")
         if len(self._handshaking) > budgets.UNAUTHENTICATED_MAX:
             self._end_a_handshake()
 
-    def _on_disconnected(self, role: Role, descriptor: int) -> None:
+    def _on_disconnected(self, role: Role, descriptor: int, *, has_failed: bool = False) -> None:
         connection = self._open.pop((role, descriptor), None)
         if connection is None:
             return
         self._counters.connections[connection.role] -= 1
         self._handshaking.pop(connection.key, None)
+        self._local.ended(connection, has_failed=has_failed)
         self._settle(connection)
         if connection.is_ended:
             self._muted[connection.key] = connection
@@ -176,6 +222,7 @@ class Connections:
 
     def _count(self, connection: BusConnection, reason: str) -> None:
         self._handshaking.pop(connection.key, None)
+        self._local.disconnected(connection)
         if reason not in BLAMELESS:
             self.floods.blamed_s = time.monotonic()
         self.disconnections.add(reason, connection.principal or "", time.monotonic())
@@ -210,6 +257,11 @@ class Connections:
                 self._blame(connection)
 
     @property
+    def proofs(self) -> set[str]:
+        """The keys and users of the connections that are open and have sent a frame."""
+        return {one.proof for one in self._open.values() if one.proof and not one.is_ended}
+
+    @property
     def blocked(self) -> frozenset[str]:
         """The principals that are blocked now. The authenticator refuses their new connections."""
         now_s = self._loop.time()
@@ -232,7 +284,11 @@ class Connections:
             self.read_events()
             connection = self._open.get((role, descriptor))
         if connection is not None and connection.principal != principal:
+            if connection.principal is None:
+                self.read_events()  # among them is the success of its handshake
+                self._local.spoke(connection)
             connection.principal = principal
+            connection.proof = proof_of(frame)
             if not connection.is_ended and self._is_blocked(connection):
                 self.disconnect(connection, "blocked")
         return connection
@@ -273,7 +329,9 @@ class Connections:
         if principal == PROCESS:
             return True
         now_s = self._loop.time()
-        usage = self._usage.get(principal) or self._unused(principal, now_s)
+        usage = self._usage.get(principal)
+        if usage is None:
+            usage = self._usage[principal] = _unused(self._grant_of(principal), now_s)
         if connection is not None:
             connection.used_s += 1 / usage.messages.per_s + size / usage.bytes.per_s
         verdict = usage.take(size, now_s)
@@ -284,12 +342,6 @@ class Connections:
         if verdict == "disconnect":
             self._disconnect_heaviest(principal)
         return False
-
-    def _unused(self, principal: str, now_s: float) -> PrincipalUsage:
-        grant = self._grant_of(principal)
-        rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
-        usage = self._usage[principal] = PrincipalUsage.unused(*rates, now_s)
-        return usage
 
     def grants_changed(self) -> None:
         """Apply the rates of new grants."""
@@ -321,7 +373,9 @@ class Connections:
 
     def _sweep(self) -> None:
         self._sweep_later()
-        self.read_events()
+        self._on_edge()
+        for connection in self._local.excess(time.monotonic()):
+            self.disconnect(connection, "unauthenticated")
         for connection in list(self._open.values()):
             connection.used_s /= 2
             self._settle(connection)
@@ -337,3 +391,8 @@ class Connections:
             if not connection.is_admitted and unread > handshakes.READ_BYTES_MAX:
                 self.disconnect(connection, "unauthenticated")
         self._is_steps_read = False
+
+
+def _unused(grant: Grant | None, now_s: float) -> PrincipalUsage:
+    rates = (None, None) if grant is None else (grant.messages_per_s, grant.bytes_per_s)
+    return PrincipalUsage.unused(*rates, now_s)

@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from stepwire_broker.free_memory import return_free_memory
+
 from . import budgets
 from .bus_connection import BusConnection, Role
+from .crowd import Crowd
 from .disconnecting import disconnect
 from .kernel_counts import bytes_waiting, read_counts
 from .unread_memory import UnreadMemory
@@ -33,6 +36,7 @@ class Floods:
         self._unread_bytes_max = unread_bytes_max
         self._hold_back = hold_back
         self._memory = UnreadMemory(budgets.GROWTH_BYTES_MAX)
+        self._crowd = Crowd()
         self.blamed_s = -budgets.BLAMED_S  # when a connection last ended as no correct program's would
 
     def queue_emptied(self) -> None:
@@ -47,6 +51,8 @@ class Floods:
 
     def measure(self) -> float:
         """Limit the memory of unread messages. Return the time until it should be measured again."""
+        if self._crowd.has_left(len(self._connections()), time.monotonic()):
+            return_free_memory()
         is_too_large = self._memory.is_too_large()
         is_blamed = time.monotonic() - self.blamed_s < budgets.BLAMED_S
         self._hold_back(budgets.HOLD_BACK_S if is_too_large else budgets.HOLD_BACK_BLAMED_S if is_blamed else 0.0)

@@ -6,7 +6,7 @@ reports which principals must be disconnected, because a handshake is not repeat
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ import zmq
 
 from stepwire_broker.core.definitions.settings import CurveSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER, Grant, with_built_in
+from stepwire_broker.last_uses import LastUses, uses_file
 
 from . import self_check
 from .admission import Admission
@@ -24,7 +25,8 @@ from .endpoints import Endpoint, EndpointRefused
 from .keys import server_key
 from .keys.client_file import ClientFile
 from .keys.clients import Clients, DirectoryReading, admission
-from .keys.key_text import KeyFileError, KeyPair, new_pair, raw
+from .keys.key_text import KeyFileError, new_pair, raw
+from .keys.server_key import BrokerKeys
 
 log = structlog.get_logger("stepwire.bus")
 
@@ -49,7 +51,10 @@ class PrincipalGate:
 
     def __init__(self, curve: CurveSettings, endpoints: tuple[Endpoint, ...]) -> None:
         """Read the brokers' key pair and the client files. Raises EndpointRefused."""
-        self.server: Final = _server_pair(curve)
+        self._secret_file: Final = None if curve.secret_file is None else Path(curve.secret_file)
+        self.keys = _server_keys(self._secret_file)
+        self._key_fault = ""
+        self._on_keys: Callable[[BrokerKeys], Awaitable[None]] | None = None
         self._clients = Clients(Path(curve.clients_dir) if curve.clients_dir else None)
         self._anonymous = ANONYMOUS if any(endpoint.is_open for endpoint in endpoints) else None
         self._is_on_network = any(endpoint.is_open and not endpoint.is_loopback for endpoint in endpoints)
@@ -62,6 +67,7 @@ class PrincipalGate:
         self._is_reading = asyncio.Lock()
         self._authenticator: Authenticator | None = None
         self._probe: bytes | None = None  # the key with which the broker checks its own door
+        self._uses = LastUses(uses_file(Path(curve.clients_dir)) if curve.clients_dir else None)
         self._take(self._clients.read())
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> Mapping[str, int]:
@@ -77,13 +83,13 @@ class PrincipalGate:
 
     async def check_door(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         """Connect to the bound address with good and bad keys. Raises EndpointRefused if an answer is wrong."""
-        assert self.server is not None
+        assert self.keys is not None
         assert self._authenticator is not None
         good, refused = new_pair(), self._authenticator.refused
         self._probe = raw(good.public)
         self._apply()
         fault = await asyncio.to_thread(
-            self_check.fault_of, context, address, self.server.public, good, lambda: refused["unknown_key"] > 0
+            self_check.fault_of, context, address, self.keys.current.public, good, lambda: refused["unknown_key"] > 0
         )
         self._probe = None
         self._apply()
@@ -91,8 +97,16 @@ class PrincipalGate:
         if fault is not None:
             raise EndpointRefused(f"the check of CURVE failed: {fault}; this libzmq cannot protect the bus")
 
-    def start(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._check_regularly(on_changed))
+    def start(
+        self,
+        on_changed: Callable[[PrincipalsChanged], None],
+        proofs: Callable[[], set[str]],
+        on_keys: Callable[[BrokerKeys], Awaitable[None]] | None = None,
+    ) -> None:
+        """`proofs`: the keys and users of the connections that are open now. `on_keys` gets the brokers' keys at each
+        check, whether they have changed or not."""
+        self._on_keys = on_keys
+        self._task = asyncio.get_running_loop().create_task(self._check_regularly(on_changed, proofs))
 
     def close(self) -> None:
         if self._task is not None:
@@ -128,7 +142,13 @@ class PrincipalGate:
     async def check(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
         """Read the client files in a thread, because their disk may be slow, and apply what has changed."""
         async with self._is_reading:
-            reading = await asyncio.to_thread(self._clients.read)
+            reading, keys, fault = await asyncio.to_thread(self._read)
+            if fault and fault != self._key_fault:
+                log.error("server_key_invalid", text=fault)
+            self._key_fault = fault
+            if keys is not None and self._on_keys is not None:
+                self.keys = keys
+                await self._on_keys(keys)
             before = {client.name: client for client in self._admitted()}
             self._take(reading)
             after = {client.name: client for client in self._admitted()}
@@ -138,7 +158,9 @@ class PrincipalGate:
                 on_changed(PrincipalsChanged(self.grants, lost, self._declared_dead(before.keys() - after.keys())))
         self._log_refusals()
 
-    async def _check_regularly(self, on_changed: Callable[[PrincipalsChanged], None]) -> None:
+    async def _check_regularly(
+        self, on_changed: Callable[[PrincipalsChanged], None], proofs: Callable[[], set[str]]
+    ) -> None:
         warned_s = -WARN_EVERY_S
         while True:
             if self._is_on_network and time.monotonic() - warned_s >= WARN_EVERY_S:
@@ -146,6 +168,25 @@ class PrincipalGate:
                 log.warning("bus_is_open", text=_OPEN)
             await asyncio.sleep(CHECK_S)
             await self.check(on_changed)
+            self._note_uses(proofs())
+
+    def _note_uses(self, proofs: set[str]) -> None:
+        """Note that the keys and users of these open connections are in use, and write what is new."""
+        now_ms = time.time_ns() // 1_000_000
+        for proof in proofs:
+            self._uses.note(proof, now_ms)
+        try:
+            self._uses.write()
+        except OSError as error:
+            log.warning("key_uses_unwritten", error=str(error))
+
+    def _read(self) -> tuple[DirectoryReading, BrokerKeys | None, str]:
+        """Read the client files and the brokers' keys. Keys that cannot be read change nothing."""
+        try:
+            keys, fault = None if self._secret_file is None else server_key.read_all(self._secret_file), ""
+        except KeyFileError as error:
+            keys, fault = None, str(error)
+        return self._clients.read(), keys, fault
 
     def _take(self, reading: DirectoryReading) -> None:
         self._reading = reading
@@ -195,11 +236,11 @@ def _has_lost(before: ClientFile, after: ClientFile | None) -> bool:
     return bool(identities) or before.grant.workers != after.grant.workers or before.grant.level0 > after.grant.level0
 
 
-def _server_pair(curve: CurveSettings) -> KeyPair | None:
-    if curve.secret_file is None:
+def _server_keys(secret_file: Path | None) -> BrokerKeys | None:
+    if secret_file is None:
         return None
     try:
-        return server_key.read(Path(curve.secret_file))
+        return server_key.read_all(secret_file)
     except KeyFileError as error:
         raise EndpointRefused(f"bus.curve.secret_file: {error}") from None
 

@@ -12,6 +12,7 @@ import zmq
 from stepwire_broker.core.model.principal import NO_PRINCIPAL, PROCESS
 
 USER_ID: Final = "User-Id"
+PROOF: Final = "Stepwire-Proof"  # the property that names the key or the user of the connection
 
 
 class Identities:
@@ -25,6 +26,14 @@ class Identities:
             return str(frame.get(USER_ID))
         except zmq.ZMQError:
             return PROCESS if self.has_inner and descriptor_of(frame) is None else NO_PRINCIPAL
+
+
+def proof_of(frame: zmq.Frame) -> str:
+    """The name of the key or the user that proved the identity of the frame's connection. Empty for all others."""
+    try:
+        return str(frame.get(PROOF))
+    except zmq.ZMQError:
+        return ""
 
 
 def descriptor_of(frame: zmq.Frame) -> int | None:

@@ -48,3 +48,11 @@ def bytes_waiting(descriptor: int) -> int:
         return int(_WAITING.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(_WAITING.size)))[0])
     except OSError:
         return 0
+
+
+def bytes_left_at_peer(descriptor: int) -> int:
+    """Return the memory of what was sent over an ipc connection and its peer has not read yet."""
+    try:
+        return int(_WAITING.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(_WAITING.size)))[0])
+    except OSError:
+        return 0

@@ -6,7 +6,9 @@ ipc without keys, tcp with CURVE if the broker has a key pair.
 """
 
 import asyncio
+import contextlib
 import errno
+from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 import zmq
@@ -64,15 +66,41 @@ def read_endpoints(bus: BusSettings, *, is_strict: bool = False) -> tuple[Endpoi
         (read_endpoint("bus.steps", first, protection), read_endpoint("bus.results", second, protection))
         for first, second in zip(steps, results, strict=True)
     )
+    upcoming = read_next(bus)
     seen: dict[str, Endpoint] = {}
-    for endpoint in (each for pair in pairs for each in pair):
+    for endpoint in (each for pair in (*pairs, *([upcoming] if upcoming is not None else [])) for each in pair):
         twin = seen.setdefault(endpoint.address, endpoint)
         if twin is endpoint or endpoint.address.endswith(":*"):
             continue
         if twin.key == endpoint.key:
             raise EndpointRefused(f"{endpoint.key} has {endpoint.written!r} twice: name each endpoint once")
-        raise EndpointRefused(f"bus.steps and bus.results are both {endpoint.written!r}: each needs its own endpoint")
+        first, second = sorted((twin.key, endpoint.key), reverse=True)
+        raise EndpointRefused(f"{first} and {second} are both {endpoint.written!r}: each needs its own endpoint")
     return pairs
+
+
+def read_next(bus: BusSettings) -> EndpointPair | None:
+    """Return the checked endpoints of `bus.next`; None if it is not set. Raises EndpointRefused."""
+    steps, results = bus.next.steps, bus.next.results
+    if steps is None and results is None:
+        return None
+    if steps is None or results is None:
+        missing = "bus.next.steps" if steps is None else "bus.next.results"
+        raise EndpointRefused(f"{missing} is not set: a worker connects to one endpoint of each")
+    if bus.curve.secret_file is None:
+        raise EndpointRefused(
+            "bus.next is set without bus.curve.secret_file: it serves the key that replaces the brokers' key; create "
+            "keys with `stepwire keys init`, or remove bus.next"
+        )
+    protection = protection_of(bus)
+    pair = (
+        read_endpoint("bus.next.steps", steps, protection),
+        read_endpoint("bus.next.results", results, protection),
+    )
+    for endpoint in pair:
+        if endpoint.transport != "tcp":
+            raise EndpointRefused(f"{endpoint.key} is {endpoint.written!r}: only tcp endpoints have keys")
+    return pair
 
 
 class Bound(NamedTuple):
@@ -101,6 +129,9 @@ class Sockets:
     ) -> None:
         """`here` greets every peer that connects. Endpoints with CURVE use the key pair `server`."""
         self._pairs = pairs
+        self._next = read_next(settings)
+        self._next_bound: tuple[str, str] | None = None
+        self._next_pair: KeyPair | None = None
         self._server = server
         self._inner: tuple[str, str] | None = None  # the endpoints for workers in this process
         self.xpub = context.socket(zmq.XPUB)
@@ -126,6 +157,46 @@ class Sockets:
         # The steps endpoints are bound last, so that a worker that receives the greeting can reach the broker.
         steps = [await self._bind(self.xpub, pair[0], paths) for pair in self._pairs]
         return tuple(map(Bound, self._pairs, steps, results))
+
+    async def replace_key(self, server: KeyPair, bound: tuple[Bound, ...]) -> None:
+        """Serve this key on all endpoints with CURVE but those of `bus.next`. Their open connections end.
+
+        Raises EndpointRefused if another process takes an address meanwhile; a further call tries it again.
+        """
+        self._server = server
+        for pair in bound:
+            for socket, endpoint, address in (
+                (self.sub, pair.endpoints[1], pair.results),
+                (self.xpub, pair.endpoints[0], pair.steps),
+            ):
+                if endpoint.has_curve:
+                    await self._bind_again(socket, endpoint, address, server)
+
+    async def serve_next(self, server: KeyPair) -> tuple[str, str] | None:
+        """Serve this key at `bus.next`. Returns the addresses; None if it is not set. Raises EndpointRefused."""
+        if self._next is None:
+            return None
+        if self._next_pair != server:
+            steps, results = self._next_bound or (None, None)
+            bound_results = await self._bind_again(self.sub, self._next[1], results, server)
+            self._next_bound = await self._bind_again(self.xpub, self._next[0], steps, server), bound_results
+            self._next_pair = server
+        return self._next_bound
+
+    async def _bind_again(
+        self, socket: zmq.Socket[bytes], endpoint: Endpoint, address: str | None, server: KeyPair
+    ) -> str:
+        """Bind an endpoint, at the address that it had before, with this key."""
+        if address is not None:
+            with contextlib.suppress(zmq.ZMQError):  # unbound by an earlier call that failed
+                socket.unbind(address)
+
+        def bind() -> None:
+            protect(socket, endpoint, server)
+            socket.bind(address or endpoint.address)
+
+        await _bind_patiently(bind, endpoint)
+        return socket.get_string(zmq.LAST_ENDPOINT)
 
     def bind_probe(self) -> str:
         """Bind the steps socket, with CURVE, to a loopback port for the broker's own check. Returns its address."""
@@ -154,17 +225,7 @@ class Sockets:
             socket.bind(endpoint.address)
 
         paths.claim(endpoint, bind, lambda: socket.unbind(endpoint.address))
-        waited_ms = 0
-        while True:
-            try:
-                bind()
-                break
-            except zmq.ZMQError as error:
-                is_busy = error.errno == errno.EADDRINUSE
-                if not is_busy or endpoint.transport != "tcp" or waited_ms >= BIND_RETRY_MAX_MS:
-                    raise EndpointRefused(_why_not_bound(endpoint, error, waited_ms)) from None
-            await asyncio.sleep(BIND_RETRY_MS / 1000)
-            waited_ms += BIND_RETRY_MS
+        await _bind_patiently(bind, endpoint)
         paths.bound(endpoint)
         return socket.get_string(zmq.LAST_ENDPOINT)
 
@@ -179,6 +240,21 @@ class Sockets:
         self.monitors[role] = monitor = context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.RCVHWM, 0)
         monitor.connect(address)
+
+
+async def _bind_patiently(bind: Callable[[], None], endpoint: Endpoint) -> None:
+    """Bind. A busy tcp port is tried for some seconds. Raises EndpointRefused."""
+    waited_ms = 0
+    while True:
+        try:
+            bind()
+            return
+        except zmq.ZMQError as error:
+            is_busy = error.errno == errno.EADDRINUSE
+            if not is_busy or endpoint.transport != "tcp" or waited_ms >= BIND_RETRY_MAX_MS:
+                raise EndpointRefused(_why_not_bound(endpoint, error, waited_ms)) from None
+        await asyncio.sleep(BIND_RETRY_MS / 1000)
+        waited_ms += BIND_RETRY_MS
 
 
 def protect(socket: zmq.Socket[bytes], endpoint: Endpoint, server: KeyPair | None) -> None:

@@ -4,10 +4,10 @@ The messages of a connection stay in memory after its end, and nothing counts th
 could thus fill the memory although each of its connections is small. The size of the process includes all of them.
 """
 
-import ctypes
 import os
-import sys
 from typing import Final
+
+from stepwire_broker.free_memory import return_free_memory
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = "/proc/self/statm"
@@ -33,7 +33,8 @@ class UnreadMemory:
         if self._is_empty or self._base is None:
             self._is_empty = False
             if self._is_high:
-                resident = _returned_to_the_system(resident)
+                return_free_memory()
+                resident = resident_bytes() or resident
             self._base = resident
         self._base = min(self._base, resident)
         self._is_high = resident - self._base > self._growth_max
@@ -47,12 +48,3 @@ def resident_bytes() -> int | None:
             return int(file.read().split()[1]) * PAGE_BYTES
     except OSError:
         return None
-
-
-def _returned_to_the_system(resident: int) -> int:
-    """Return the memory of this process after the allocator has given back what is free."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
-        if trim is not None:
-            trim(0)
-    return resident_bytes() or resident

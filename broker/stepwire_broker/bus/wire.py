@@ -23,9 +23,11 @@ from .connections import Connections
 from .counters import WireCounters
 from .gate import PrincipalGate, PrincipalsChanged
 from .identity import Identities
+from .keys.server_key import BrokerKeys
 from .listener import BusListener
 from .paths import Paths
 from .reader import SocketReader
+from .served_keys import ServedKeys
 from .sockets import Bound, Sockets, read_endpoints
 
 DISCONNECT_AFTER_S: Final = 0.1  # a reset that was sent before has left by then
@@ -49,7 +51,7 @@ class Wire:
         """With a `context` of the caller, peers in this process can connect over inproc. `close` does not end it."""
         self.counters = WireCounters()
         self.bound: tuple[Bound, ...] = ()
-        self.server_key: str | None = None  # the brokers' public CURVE key
+        self.keys: ServedKeys | None = None  # the brokers' CURVE keys
         self._settings = settings
         self._is_strict = is_strict
         self._broker_id = broker_id
@@ -75,8 +77,8 @@ class Wire:
         """
         pairs = read_endpoints(self._settings, is_strict=self._is_strict)
         self._gate = PrincipalGate(self._settings.curve, tuple(each for pair in pairs for each in pair))
-        server = self._gate.server
-        self.server_key = None if server is None else server.public
+        keys = self._gate.keys
+        server = None if keys is None else keys.current
         self.counters.connections_refused = self._gate.open(self._context)
         try:
             self._sockets = Sockets(self._context, self._settings, self._broker_id, here, pairs, server)
@@ -116,18 +118,29 @@ class Wire:
         self._connections.start()
         try:
             if server is not None:
-                address = self._sockets.bind_probe()
-                await self._gate.check_door(self._context, address)
-                self._xpub.unbind(address)
+                await self._check_door()
             self._listener.on_grants_changed(self._gate.grants, frozenset())
-            self.bound = await self._sockets.bind(self._paths)
+            await self._bind(keys)
         except BaseException:
             self.close()
             raise
-        self._gate.start(self._on_grants_changed)
+        on_keys = None if self.keys is None else self.keys.serve
+        self._gate.start(self._on_grants_changed, lambda: self._connections.proofs, on_keys)
         self._steps.start()
         self._results.start()
         self._check_later()
+
+    async def _bind(self, keys: BrokerKeys | None) -> None:
+        self.bound = await self._sockets.bind(self._paths)
+        if keys is not None:
+            self.keys = ServedKeys(self._sockets, keys, self._alarms)
+            await self.keys.start(self.bound)
+
+    async def _check_door(self) -> None:
+        """Raise EndpointRefused if an endpoint with CURVE would admit a connection without an allowed key."""
+        address = self._sockets.bind_probe()
+        await self._gate.check_door(self._context, address)
+        self._xpub.unbind(address)
 
     def close(self, linger_ms: int = 0) -> None:
         """Unbind and close. Queued messages are sent for at most `linger_ms`. Waits for a context of the wire's own."""

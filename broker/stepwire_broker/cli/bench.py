@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SYNCS: Final = 50
 SWITCH_INTERVAL_S: Final = 0.0002  # for the bare loop; `serve` sets the same for the product
 IDLE_TASKS_MAX: Final = 10_000_000
+KEYS_ROUNDS: Final = 9  # the difference is small
 
 
 class Counts(click.ParamType[list[int]]):
@@ -41,6 +42,9 @@ class Counts(click.ParamType[list[int]]):
 @click.command(cls=StepwireCommand)
 @click.option("--quick", is_flag=True, help="Run a short measurement of about 20 seconds.")
 @click.option("--routes", is_flag=True, help="Measure the cost of routing instead: four executors and twelve rules.")
+@click.option(
+    "--keys", is_flag=True, help="Measure the cost of keys instead: tcp with CURVE and without keys, nine rounds."
+)
 @click.option(
     "--idle-tasks",
     type=Counts(),
@@ -63,6 +67,7 @@ def bench(
     /,
     quick: bool,
     routes: bool,
+    keys: bool,
     idle_tasks: list[int] | None,
     langs: str | None,
     **changes: int | None,
@@ -74,7 +79,8 @@ def bench(
     with two workers and every setting at its default. The default measurement takes one to two minutes.
 
     With --routes, measure only the product: once with four executors and twelve rules, and once without them. With
-    --idle-tasks, measure only the product with default settings: one broker for each number, with that many open tasks.
+    --keys, measure only the product: with CURVE and without keys, in turn. With --idle-tasks, measure only the product
+    with default settings: one broker for each number, with that many open tasks.
 
     All files are in temporary directories on the disk of $TMPDIR and are removed afterwards.
     """
@@ -82,23 +88,28 @@ def bench(
 
     from stepwire_broker.bench.load import QUICK, BenchFailed, Workload
 
-    if sum(map(bool, (routes, idle_tasks, langs))) > 1:
-        raise Failure(Exit.USAGE, "--routes, --idle-tasks and --langs are different measurements: use one of them")
+    if sum(map(bool, (routes, keys, idle_tasks, langs))) > 1:
+        raise Failure(
+            Exit.USAGE, "--routes, --keys, --idle-tasks and --langs are different measurements: use one of them"
+        )
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     if langs:
         _bench_languages(options, langs, quick, given)
         return
+    if keys and not quick:
+        given = {"rounds": KEYS_ROUNDS, **given}
     load = msgspec.structs.replace(QUICK if quick else Workload(), **given)
     if load.submit_tasks > load.window:
         load = msgspec.structs.replace(load, submit_tasks=load.window)
-    report_of = bench_report.ROUTES if routes else bench_report.IDLE if idle_tasks else bench_report.ALL
     try:
         if routes:
-            measured = _measure_routes(options, load)
+            report_of, measured = bench_report.ROUTES, _measure_routes(options, load)
+        elif keys:
+            report_of, measured = bench_report.KEYS, _measure_keys(options, load)
         elif idle_tasks:
-            measured = _measure_idle(options, load, idle_tasks)
+            report_of, measured = bench_report.IDLE, _measure_idle(options, load, idle_tasks)
         else:
-            measured = _measure(options, load)
+            report_of, measured = bench_report.ALL, _measure(options, load)
     except BenchFailed as error:
         raise Failure(Exit.FAILURE, f"the measurement failed: {error}") from None
     report = {
@@ -181,6 +192,13 @@ def _measure_routes(options: Options, load: "Workload") -> list[dict[str, Any]]:
 
     with _bar(options, 4 * load.rounds * load.tasks) as step:
         return [routes.run(load, number, step) for number in range(1, load.rounds + 1)]
+
+
+def _measure_keys(options: Options, load: "Workload") -> list[dict[str, Any]]:
+    from stepwire_broker.bench import keys
+
+    with _bar(options, 4 * load.rounds * load.tasks) as step:
+        return [keys.run(load, number, step) for number in range(1, load.rounds + 1)]
 
 
 def _measure_idle(options: Options, load: "Workload", idle_tasks: list[int]) -> list[dict[str, Any]]:

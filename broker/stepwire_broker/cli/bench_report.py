@@ -33,6 +33,15 @@ IDLE_COLUMNS: Final = [
     output.Column("broker µs/step", "broker_us", is_figure=True),
     output.Column("broker MB", "broker_mb", is_figure=True),
 ]
+KEYS_COLUMNS: Final = [
+    output.Column("measured", "measured"),
+    output.Column("steps/s", "steps_per_s", is_figure=True),
+    output.Column("lowest to highest", "spread", is_figure=True),
+    output.Column("vs NULL", "of_null", is_figure=True),
+    output.Column("p50 ms", "p50_ms", is_figure=True),
+    output.Column("p50 vs NULL, ms", "more_ms", is_figure=True),
+    output.Column("broker µs/step", "broker_us", is_figure=True),
+]
 LATENCY_COLUMNS: Final = [
     output.Column("latency of one task of four steps", "measured"),
     output.Column("p50 ms", "p50_ms", is_figure=True),
@@ -177,6 +186,53 @@ def show_routes(options: Options, report: dict[str, Any]) -> None:
     _show_replayed(medians["tasks_replayed"])
 
 
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def medians_of_keys(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each figure, and of the ratios and differences within each round."""
+    medians: dict[str, Any] = {}
+    for kind in ("null", "curve"):
+        medians[f"{kind}_steps_per_s"] = _median(rounds, f"{kind}_steps_per_s")
+        medians[f"{kind}_spread"] = _spread(one[f"{kind}_steps_per_s"] for one in rounds)
+        medians[f"{kind}_p50_ms"] = statistics.median(statistics.median(one[f"{kind}_latencies_ms"]) for one in rounds)
+        medians[f"{kind}_cpu_us_per_step"] = _median_of_each([one[f"{kind}_cpu_us_per_step"] for one in rounds])
+    medians["curve_of_null"] = statistics.median(one["curve_steps_per_s"] / one["null_steps_per_s"] for one in rounds)
+    medians["curve_more_ms"] = statistics.median(
+        statistics.median(one["curve_latencies_ms"]) - statistics.median(one["null_latencies_ms"]) for one in rounds
+    )
+    medians["tasks_replayed"] = sum(one["null_tasks_replayed"] + one["curve_tasks_replayed"] for one in rounds)
+    return medians
+
+
+def show_keys(options: Options, report: dict[str, Any]) -> None:
+    medians, load = report["medians"], report["load"]
+    _show_settings(report)
+    output.echo(
+        f"tcp on loopback; one worker with {load['slots']} slots, at most {load['batch_steps']} steps per message;"
+        f" p50: {load['lone_tasks']} tasks of four steps in each round, one at a time"
+    )
+    click.echo()
+    documents = [
+        {
+            "measured": name,
+            "steps_per_s": f"{medians[f'{kind}_steps_per_s']:,.0f}",
+            "spread": _range(medians[f"{kind}_spread"]),
+            "of_null": of_null,
+            "p50_ms": f"{medians[f'{kind}_p50_ms']:.2f}",
+            "more_ms": more_ms,
+            "broker_us": f"{medians[f'{kind}_cpu_us_per_step']['broker']:.1f}",
+        }
+        for name, kind, of_null, more_ms in (
+            ("product, NULL (no keys)", "null", "1.00", "0.00"),
+            ("product, CURVE", "curve", f"{medians['curve_of_null']:.3f}", f"{medians['curve_more_ms']:+.2f}"),
+        )
+    ]
+    output.several(options, documents, KEYS_COLUMNS, "")
+    click.echo()
+    _show_replayed(medians["tasks_replayed"])
+
+
 # -- idle tasks ------------------------------------------------------------------------------------------------
 
 
@@ -292,3 +348,4 @@ class Report(NamedTuple):
 ALL: Final = Report(medians_of_all, show_all)
 ROUTES: Final = Report(medians_of_routes, show_routes)
 IDLE: Final = Report(medians_of_idle, show_idle)
+KEYS: Final = Report(medians_of_keys, show_keys)

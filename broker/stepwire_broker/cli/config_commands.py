@@ -49,7 +49,7 @@ def validate(options: Options) -> None:
     loaded = load(options)
     settings = loaded.settings
     check(settings)
-    notes = [*loaded.notes, *_hidden_rules(settings)]
+    notes = [*loaded.notes, *_hidden_rules(settings), *_rotation(settings)]
     where = str(loaded.file) if loaded.file else "no file: every value is a default or from the environment"
     facts = {"valid": True, "file": loaded.file and str(loaded.file), "notes": notes}
     output.one(options, facts, f"valid ({where})")
@@ -106,6 +106,20 @@ def _hidden_rules(settings: "Settings") -> list[str]:
         f" rules[{earlier.number - 1}] ({earlier.match}) comes first and matches all the same steps"
         for rule, earlier in hidden(router.rules)
     ]
+
+
+def _rotation(settings: "Settings") -> list[str]:
+    """A note for a rotation of the brokers' key that has begun, or for a next key that cannot be used."""
+    from stepwire_broker.bus.keys import server_key
+    from stepwire_broker.bus.keys.key_text import KeyFileError
+
+    secret_file = settings.bus.curve.secret_file
+    if secret_file is None or not server_key.next_file(Path(secret_file)).exists():
+        return []
+    try:
+        return [server_key.read_all(Path(secret_file)).phase]
+    except KeyFileError as error:
+        return [str(error)]
 
 
 @configuration.command()

@@ -12,12 +12,12 @@ from stepwire_protocol import patterns
 
 from stepwire_broker import posture
 from stepwire_broker.api.token import MORE_TOKENS_FILE, TOKEN_FILE, Line, TokenError, Tokens, read_lines, uses_file_of
-from stepwire_broker.api.token_uses import DIGITS, read_uses
 from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
 from stepwire_broker.configuration import loader
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.core.reading.literal_secrets import literals
+from stepwire_broker.last_uses import DIGITS, read_uses
 from stepwire_broker.open_files import connections_of_bus, files_for_bus
 from stepwire_broker.timestamps import rfc3339
 

@@ -151,7 +151,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "keys list": ("stepwire keys list", "stepwire keys list -o json"),
     "keys show": ("stepwire keys show shop",),
     "keys revoke": ("stepwire keys revoke shop", "stepwire keys revoke shop --now"),
-    "keys rotate": ("stepwire keys rotate shop --out shop-2.key", "stepwire keys rotate shop --finish"),
+    "keys rotate": (
+        "stepwire keys rotate shop --out shop-2.key",
+        "stepwire keys rotate shop --finish",
+        "stepwire keys rotate --server",
+        "stepwire keys rotate --server --finish",
+    ),
     "db": ("stepwire db status", "stepwire db backup backups/monday.db"),
     "db status": ("stepwire db status",),
     "db check": ("stepwire db check", "stepwire db check --sample 1000"),

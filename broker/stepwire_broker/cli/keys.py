@@ -11,9 +11,11 @@ import msgspec
 
 from stepwire_broker.bus.keys import client_file, server_key, trusted_text
 from stepwire_broker.bus.keys.client_file import ClientFile
-from stepwire_broker.bus.keys.clients import Clients
+from stepwire_broker.bus.keys.clients import Clients, proofs_of
 from stepwire_broker.bus.keys.key_text import KeyFileError, KeyPair, is_key, new_pair
+from stepwire_broker.bus.keys.server_key import BrokerKeys
 from stepwire_broker.core.model.principal import Grant
+from stepwire_broker.last_uses import read_uses, uses_file
 from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import output
@@ -28,6 +30,7 @@ COLUMNS: Final = [
     output.Column("keys", "keys", is_figure=True),
     output.Column("unix", "unix"),
     output.Column("handlers", "handlers"),
+    output.Column("last used", "last_used_at"),
     output.Column("expires", "expires_at"),
 ]
 _SERVER, _PUBLIC, _SECRET = (f"STEPWIRE_CURVE_{name}_KEY" for name in ("SERVER", "PUBLIC", "SECRET"))
@@ -153,24 +156,35 @@ def pair(options: Options, out: str, server_key: str | None) -> None:
 @output.columns_option
 @click.pass_obj
 def list_principals(options: Options) -> None:
-    """List the principals with their state: valid, expired or revoked. Invalid files are printed to stderr."""
+    """List the principals with their state (valid, expired or revoked) and their last use, to the hour.
+
+    Invalid files are printed to stderr.
+    """
     places = _places(options)
     reading = Clients(places.clients_dir).read() if places.clients_dir.exists() else None
     clients = reading.clients if reading is not None else ()
     none = f"{places.clients_dir} has no principals; create one: stepwire keys new NAME --handlers PATTERN --out FILE"
-    output.several(options, [_shown(client) for client in clients], COLUMNS, none)
+    uses = read_uses(uses_file(places.clients_dir))
+    output.several(options, [_shown(client, uses) for client in clients], COLUMNS, none)
     for fault in reading.faults if reading is not None else ():
         output.note(options, f"invalid: {fault}")
+    if server_key.next_file(places.secret_file).exists():
+        with _Failures():
+            output.note(options, server_key.read_all(places.secret_file).phase)
 
 
 @keys.command()
 @click.argument("name")
 @click.pass_obj
 def show(options: Options, name: str) -> None:
-    """Print the keys and the rights of a principal."""
+    """Print the keys and the rights of a principal, and the last use of each key, to the hour."""
+    places = _places(options)
     with _Failures():
-        client = _client(_places(options), name)
-    output.one(options, _shown(client), f"# {name}: {_state(client)}\n{client_file.text_of(client).rstrip()}")
+        client = _client(places, name)
+    shown = _shown(client, read_uses(uses_file(places.clients_dir)))
+    used = [f"# {proof} was last used at {at or 'an unknown time'}" for proof, at in shown["last_uses"].items()]
+    text = "\n".join([f"# {name}: {_state(client)}", *used, client_file.text_of(client).rstrip()])
+    output.one(options, shown, text)
 
 
 @keys.command()
@@ -197,15 +211,30 @@ def revoke(options: Options, names: tuple[str, ...], is_dead: bool) -> None:
 
 
 @keys.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--server", is_flag=True, help="Rotate the brokers' own key, and not that of a principal.")
 @click.option("--out", metavar="FILE", help="File for the new keys. Its mode is 0600.")
 @click.option("--finish", is_flag=True, help="Remove all keys but the newest.")
+@click.option("--cancel", is_flag=True, help="With --server: remove the new key, and keep the old one.")
 @click.pass_obj
-def rotate(options: Options, name: str, out: str | None, finish: bool) -> None:
-    """Give a principal a new key. The old keys stay valid until --finish.
+def rotate(options: Options, name: str | None, server: bool, out: str | None, finish: bool, cancel: bool) -> None:
+    """Give a principal, or with --server the brokers, a new key. The old keys stay valid until --finish.
 
     First: stepwire keys rotate NAME --out FILE. Then restart the workers with FILE, and end the old keys with --finish.
+
+    With --server: the brokers serve the new key at bus.next, and tell it to their workers. With --finish it replaces
+    the old key, and connected workers follow without a restart.
     """
+    if server is (name is not None):
+        usage("rotate needs either NAME, a principal, or --server")
+    if server:
+        if out is not None or (finish and cancel):
+            usage("rotate --server takes no FILE, and only one of --finish and --cancel")
+        _rotate_server(options, finish=finish, cancel=cancel)
+        return
+    assert name is not None
+    if cancel:
+        usage("--cancel is an option of rotate --server")
     if finish is (out is not None):
         usage("rotate needs either --out FILE, which adds a key, or --finish, which removes the old keys")
     places = _places(options)
@@ -226,6 +255,41 @@ def rotate(options: Options, name: str, out: str | None, finish: bool) -> None:
         keys_left = list(_client(places, name).public)
     output.one(options, {"name": name, "public": keys_left, "file": out}, text)
     output.note(options, _WITHIN)
+
+
+def _rotate_server(options: Options, *, finish: bool, cancel: bool) -> None:
+    secret_file = _places(options).secret_file
+    with _Failures():
+        before = server_key.read_all(secret_file)
+        if before.next is None and (finish or cancel):
+            raise Failure(
+                Exit.WRONG_STATE, "no rotation of the brokers' key has begun", "stepwire keys rotate --server"
+            )
+        if finish:
+            after = server_key.finish_rotation(secret_file)
+            text = f"the brokers' key is {after.current.public}"
+        elif cancel:
+            after = server_key.cancel_rotation(secret_file)
+            text = f"the rotation is cancelled: the brokers' key stays {after.current.public}"
+        else:
+            after, text = _begin_rotation(options, secret_file, before), ""
+    following = None if after.next is None else after.next.public
+    text = text or f"the brokers' next key is {following}; then: stepwire keys rotate --server --finish"
+    facts = {"server_public": after.current.public, "next_public": following}
+    output.one(options, facts, text)
+    if not cancel:
+        when = "from now on" if finish else "at bus.next, or after --finish,"
+        output.note(options, f"a worker that starts {when} needs this key in its file: {_SERVER}='…'")
+    output.note(options, _WITHIN)
+
+
+def _begin_rotation(options: Options, secret_file: Path, before: BrokerKeys) -> BrokerKeys:
+    if before.next is not None:
+        raise Failure(Exit.WRONG_STATE, before.phase, "to keep the old key: stepwire keys rotate --server --cancel")
+    if load(options).settings.bus.next.steps is None:
+        hint = "set bus.next.steps and bus.next.results to tcp endpoints, and restart the broker"
+        raise Failure(Exit.WRONG_STATE, "bus.next is not set, so the brokers cannot serve two keys", hint)
+    return server_key.begin_rotation(secret_file)
 
 
 class _Failures:
@@ -287,8 +351,10 @@ def _write_worker_file(path: Path, server_public: str | None, made: KeyPair) -> 
     trusted_text.write_new(path, "".join(f"{name}='{key}'\n" for name, key in lines if key is not None))
 
 
-def _shown(client: ClientFile) -> dict[str, Any]:
+def _shown(client: ClientFile, uses: dict[str, int]) -> dict[str, Any]:
+    """`uses`: the times of last use, by the proofs of identity."""
     grant = client.grant
+    used = {line: uses.get(proof) for line, proof in proofs_of(client).items()}
     return {
         "name": client.name,
         "state": _state(client),
@@ -304,6 +370,8 @@ def _shown(client: ClientFile) -> dict[str, Any]:
         "slots": grant.slots,
         "messages_per_s": grant.messages_per_s,
         "bytes_per_s": grant.bytes_per_s,
+        "last_used_at": rfc3339_or_none(max((at for at in used.values() if at is not None), default=None)),
+        "last_uses": {proof: rfc3339_or_none(at) for proof, at in used.items()},
         "expires_at": rfc3339_or_none(grant.expires_ms),
         "revoked_at": rfc3339_or_none(client.revoked_ms),
     }

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -64,8 +64,8 @@ def serve(
 ) -> None:
     """Run a broker. TERM or Ctrl-C drains and stops it; a second Ctrl-C stops it at once.
 
-    HUP reloads the log level, the tokens, the certificate, the client files and the routing rules. If anything in it
-    is wrong, nothing changes.
+    HUP reloads the log level, the tokens, the certificate, the client files, the routing rules and the quotas. If
+    anything in it is wrong, nothing changes.
     """
     flags = dict(_setting(text) for text in settings)
     flags |= {key: value for key, value in (("http.listen", listen), ("database.url", database)) if value is not None}
@@ -253,8 +253,11 @@ async def _drain(broker: "Engine", server: Any, handlers: list[Handlers]) -> Non
         draining.cancel()
 
 
+_LIVE: Final = frozenset({"log_level", "limits.namespaces"})  # and `execution`
+
+
 class _Reload:
-    """Reloads the log level, the tokens, the certificate, the client files and the routing rules.
+    """Reloads the log level, the tokens, the certificate, the client files, the routing rules and the quotas.
 
     Other changed settings are logged as `needs_restart`.
     """
@@ -302,7 +305,7 @@ class _Reload:
             tokens = self._tokens.reload()
             if self._certificates is not None and reading is not None:
                 self._certificates.use(reading)
-            self._broker.reconfigure(loaded.settings.execution)
+            self._broker.reconfigure(loaded.settings.execution, loaded.settings.limits.namespaces)
             self._reading = asyncio.ensure_future(self._broker.core_loop.wire.reload_clients())
         except (loader.SettingsError, RulesRefused, TlsError, TokenError) as error:
             log.warning("reload_refused", error=str(error))
@@ -311,7 +314,7 @@ class _Reload:
         running = self._running.settings
         changed = [key for key in loader.KEYS if loader.value_of(loaded.settings, key) != loader.value_of(running, key)]
         logs.set_level(level, self._options.verbosity)
-        needs_restart = [key for key in changed if key != "log_level" and not key.startswith("execution.")]
+        needs_restart = [key for key in changed if key not in _LIVE and not key.startswith("execution.")]
         log.warning("reloaded", log_level=level, tokens=tokens, needs_restart=needs_restart)
 
 

@@ -23,8 +23,8 @@ from stepwire_broker.api.token import (
     uses_file_of,
 )
 from stepwire_broker.api.token_rate import Rate, RateError, read_rate
-from stepwire_broker.api.token_uses import DIGITS, read_uses
 from stepwire_broker.core.answers.scopes import Scope
+from stepwire_broker.last_uses import DIGITS, read_uses
 from stepwire_broker.timestamps import rfc3339
 
 from . import output

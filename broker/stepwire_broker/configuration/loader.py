@@ -7,6 +7,7 @@ paths, also in values, are relative to the current directory, as are the default
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import GenericAlias
@@ -16,7 +17,8 @@ import msgspec
 from msgspec import Struct
 from stepwire_protocol.decode_errors import fault_of
 
-from stepwire_broker.core.definitions.settings import OneOrMore, Settings, listed
+from stepwire_broker.core.definitions.fields import NAMESPACE_CHARACTERS_MAX, namespace
+from stepwire_broker.core.definitions.settings import OneOrMore, QuotaSettings, Settings, listed
 from stepwire_broker.core.reading import durations
 from stepwire_broker.core.reading.nearest import did_you_mean, echoed
 from stepwire_broker.errors import BrokerError
@@ -81,7 +83,9 @@ def load(config_file: str | None, flags: Mapping[str, str], environ: Mapping[str
             origins[key] = given.origin
     settings = _settings(values)
     _check_heartbeat(settings, origins)
+    _check_quotas(settings, origins)
     notes += [*_environment_notes(environ), *_inproc_notes(settings), *_heartbeat_notes(settings)]
+    notes += _quota_notes(settings)
     configuration = Configuration(
         settings, origins, file, tuple(notes), is_named=_named(config_file, environ) is not None
     )
@@ -118,12 +122,18 @@ def show(configuration: Configuration) -> list[tuple[str, Any, str]]:
             value = list(value)
         elif key == _COMMANDS:
             value = {name: hidden.without_secrets(command) for name, command in value.items()}
+        elif key == _NAMESPACES:
+            value = {name: _limits_of(quota) for name, quota in value.items()}
         elif key == _OPTIONS:
             value = {executor: dict.fromkeys(options, hidden.HIDDEN) for executor, options in value.items()}
         elif isinstance(value, str):
             value = without_password(value)
         shown.append((key, value, configuration.origins[key]))
     return shown
+
+
+def _limits_of(quota: QuotaSettings) -> dict[str, int]:
+    return {name: value for name, value in msgspec.structs.asdict(quota).items() if value is not None}
 
 
 def value_of(settings: Settings, key: str) -> Any:
@@ -155,6 +165,7 @@ _OTHER_SPELLINGS: Final = {
 }
 _COMMANDS: Final = "executors.exec.commands"
 _OPTIONS: Final = "executors.options"
+_NAMESPACES: Final = "limits.namespaces"
 _URL: Final = "database.url"  # may hold a password
 
 
@@ -238,6 +249,32 @@ def _check_heartbeat(settings: Settings, origins: Mapping[str, str]) -> None:
             f"bus.heartbeat_ms ({origins['bus.heartbeat_ms']}) is {bus.heartbeat_ms} and bus.lease_ms"
             f" ({origins['bus.lease_ms']}) is {bus.lease_ms}: a heartbeat must be at most half of the lease"
         )
+
+
+def _check_quotas(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse a quota that is for no namespace, or limits nothing."""
+    for name, quota in settings.limits.namespaces.items():
+        where = f"{_NAMESPACES} ({origins[_NAMESPACES]}) has a quota for {name[:64]!r}"
+        if "*" in name:
+            raise SettingsError(f"{where}: a quota is for one namespace, so a pattern is not possible")
+        if len(name) > NAMESPACE_CHARACTERS_MAX or re.fullmatch(namespace.pattern, name) is None:
+            raise SettingsError(
+                f"{where}, which is no namespace: it needs {namespace.form}, at most {NAMESPACE_CHARACTERS_MAX} "
+                "characters"
+            )
+        if quota == QuotaSettings():
+            members = ", ".join(QuotaSettings.__struct_fields__)
+            raise SettingsError(f"{where} that limits nothing: it needs at least one of {members}")
+
+
+def _quota_notes(settings: Settings) -> Iterator[str]:
+    limits = settings.limits
+    for name, quota in limits.namespaces.items():
+        if quota.max_open_steps is not None and quota.max_open_steps > limits.max_open_steps:
+            yield (
+                f"{_NAMESPACES}.{name}.max_open_steps is {quota.max_open_steps}, more than limits.max_open_steps"
+                f" ({limits.max_open_steps}) of all namespaces together: the quota is never reached"
+            )
 
 
 def _check_tokens_file(configuration: Configuration) -> None:

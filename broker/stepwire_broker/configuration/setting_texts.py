@@ -23,6 +23,9 @@ ABOUT: Final[dict[str, str]] = {
     "bus.curve.secret_file": "File with the brokers' CURVE key pair: see `stepwire keys init`. With it, each tcp "
     "endpoint of the bus requires a key.",
     "bus.curve.clients_dir": "Directory with one file per principal: its keys and its grant. See `stepwire keys new`.",
+    "bus.next.steps": "Endpoint of the bus for the key that replaces the brokers' key, such as tcp://0.0.0.0:7421. "
+    "Without a rotation, it serves the current key. See `stepwire keys rotate --server`.",
+    "bus.next.results": "As bus.next.steps, for results.",
     "bus.batch.max_steps": "Maximum number of steps in one message.",
     "bus.batch.max_bytes": "Maximum size of one message with steps.",
     "bus.heartbeat_ms": "Interval of the workers' heartbeats: at most half of the lease; a fifth of it is recommended.",
@@ -86,8 +89,10 @@ ABOUT: Final[dict[str, str]] = {
     "certificate needs no token if a line `cert:<name>` of the tokens file names it.",
     "http.jwt.issuer": "Issuer (`iss`) of the signed tokens (JWT) that are accepted. Needs the extra `jwt`.",
     "http.jwt.audience": "Audience (`aud`) that a signed token must name.",
-    "http.jwt.jwks_url": "URL of the issuer's public keys, https. Read at the start, hourly, and for an unknown key.",
-    "http.jwt.jwks_file": "File with the issuer's public keys, instead of the URL.",
+    "http.jwt.jwks_url": "URL of the issuer's public keys, https. Read at the start, every 5 minutes, and for an "
+    "unknown key.",
+    "http.jwt.jwks_file": "File with the issuer's public keys, instead of the URL. Read at the start, and within 3 s "
+    "of a change.",
     "http.jwt.claims.scopes": "Claim with the scopes of a signed token: a list, or a string with spaces. Words "
     "that are no scope are ignored.",
     "http.jwt.claims.namespaces": "Claim with the namespaces that a signed token reads and changes; a token without "
@@ -106,6 +111,8 @@ ABOUT: Final[dict[str, str]] = {
     "limits.edges_per_workflow": "Maximum number of dependencies in a workflow.",
     "limits.tasks_per_batch": "Maximum number of tasks in one submission.",
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
+    "limits.namespaces": "Quotas, by namespace: a map of max_open_steps, steps_per_s and priority_max. Submissions "
+    "beyond a quota are refused. HUP reloads them.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
     "retention.audit_ms": "Time that rows of the audit are kept.",

@@ -66,8 +66,10 @@ def welcome(identity: Identity, session: WorkerSession, n: int, bus: BusSettings
     )
 
 
-def heartbeat_ack(identity: Identity, session: WorkerSession, n: int, *, quiet: bool, quit: bool) -> HeartbeatAck:
-    return HeartbeatAck(**_session_header(identity, session), n=n, quiet=quiet, quit=quit)
+def heartbeat_ack(
+    identity: Identity, session: WorkerSession, n: int, *, quiet: bool, quit: bool, brokers: list[Endpoints] | None
+) -> HeartbeatAck:
+    return HeartbeatAck(**_session_header(identity, session), n=n, quiet=quiet, quit=quit, brokers=brokers)
 
 
 def adopt(identity: Identity, session: WorkerSession, items: Items) -> Adopt:

@@ -28,6 +28,7 @@ from .intake import (
     drain,
     erasure,
     grants,
+    quotas,
     routing_rules,
     storing,
     submission,
@@ -83,6 +84,7 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
+PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 
 
@@ -216,11 +218,14 @@ def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
 
 
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
-    """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal."""
+    """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal.
+
+    A step that a command ended is no culprit: the command is refused, and a step that was held stays held.
+    """
     task = state.tasks.get(task_id)
     if task is None:
         return
-    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL)
+    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL and not s.ended_by_command)
     discard(state, task, now)
     state.unloaded += 1
     request = state.next_read()
@@ -419,7 +424,14 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    state.peers = [wire.Endpoints(state.identity.broker, event.steps, event.results, event.server_key)]
+    is_change = bool(state.peers)
+    broker = state.identity.broker
+    state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
+    if event.next is not None:
+        state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
+    if is_change:
+        state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
+        hello.tell_peers(state, now)
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
@@ -467,6 +479,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **routing_rules.COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
+    events.QuotasChanged: quotas.on_quotas_changed,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -22,10 +22,11 @@ from .commit.decision import Decision, ToRequest
 from .commit.loads import AnyLoad
 from .commit.outbox import LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
-from .definitions.settings import Settings
+from .definitions.settings import QuotaSettings, Settings
 from .definitions.stored_rows import LeftBehind, Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
+from .guards.step_rate import StepRate
 from .model.commit_group import AuditNew, AuditPart, ControlChanged
 from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
@@ -73,9 +74,13 @@ class CoreCounters(Struct):
     erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
     refused: dict[str, int] = {}  # by code
+    over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
 
     def count_refused(self, code: str) -> None:
         self.refused[code] = self.refused.get(code, 0) + 1
+
+    def count_over_quota(self, namespace: str, limit: str) -> None:
+        self.over_quota[namespace, limit] = self.over_quota.get((namespace, limit), 0) + 1
 
 
 SLICE_STEPS: Final = 4_000
@@ -108,6 +113,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     tasks: dict[int, Task] = {}
     steps: dict[int, Step] = {}
     open_steps: int  # in memory or not
+    open_by_namespace: dict[str, int]  # the same steps; no namespace without open steps is here
     resident_bytes: int = 0
     large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
     large_contexts: list[tuple[LaneState, int, Task]] = []
@@ -122,6 +128,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
+
+    # quotas of namespaces
+    quotas: Mapping[str, QuotaSettings]
+    step_rates: dict[str, StepRate] = {}  # by namespace: of quotas with `steps_per_s`
 
     # numbers
     next_id: int
@@ -151,6 +161,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
+    peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     level0_handlers: Level0Handlers
@@ -199,7 +210,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             settings=settings,
             identity=identity,
             outbox=Outbox(opened.lanes),
-            open_steps=opened.open_steps,
+            open_steps=sum(opened.open_steps.values()),
+            open_by_namespace=dict(opened.open_steps),
+            quotas=settings.limits.namespaces,
             unloaded=opened.open_tasks,
             stored_may_run=opened.open_tasks > 0,
             left_behind={lane: LeftBehind(lane, before_id=next_id) for lane in opened.lanes},
@@ -264,9 +277,18 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         open_before = task.open
         apply(task, fact)
         if task.open != open_before:
-            self.open_steps += task.open - open_before
+            self.count_open(task.namespace, task.open - open_before)
         task.facts.append(fact)
         self.write(task)
+
+    def count_open(self, namespace: str, more: int) -> None:
+        """Count open steps of this namespace. A negative number subtracts."""
+        self.open_steps += more
+        open_steps = self.open_by_namespace.get(namespace, 0) + more
+        if open_steps:
+            self.open_by_namespace[namespace] = open_steps
+        else:
+            self.open_by_namespace.pop(namespace, None)
 
     def write(self, task: Task) -> None:
         """Have the changes of this task written with the open group."""

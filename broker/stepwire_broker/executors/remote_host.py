@@ -55,8 +55,10 @@ class RemoteHost(Host):
         """Connect to the brokers, which can then dispatch steps."""
         self._loop = asyncio.get_running_loop()
         self._session = session = Session(self._config(), random.Random().random)  # noqa: S311 - spreads retries; no id
-        self._events = WorkerEvents(self.worker, session.endpoints.link_of, is_inside_broker=False)
-        self._search = BrokerSearch(self._events, has_curve=self._keys is not None)
+        public_key = None if self._keys is None else self._keys.public
+        link_of = session.endpoints.link_of
+        self._events = WorkerEvents(self.worker, link_of, is_inside_broker=False, public_key=public_key)
+        self._search = BrokerSearch(self._events)
         self._context: zmq.Context[Any] = zmq.Context()
         self._sockets = WorkerSockets(self._context, self.worker, self._links, self._events, self._keys)
         self._loop.add_reader(self._sockets.sub.fileno(), self._receive_frames)

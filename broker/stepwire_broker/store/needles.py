@@ -38,6 +38,7 @@ def of_task(queries: Queries, task_id: int) -> Needles | None:
         found = _words(value)
         words.update(found)
         skipped += not found
+    words -= _names(record)
     key = record.task.key
     keys = set() if key is None or len(key) < WORD_BYTES_MIN else {key.encode()}
     return Needles(frozenset(words), frozenset(keys), skipped + (key is not None and not keys))
@@ -60,6 +61,12 @@ def _values(queries: Queries, record: TaskRecord) -> Iterator[bytes]:
         if stderr is not None:
             # The ends of the text touch other bytes of the row.
             yield b" ".join(b'"%s"' % word for word in stderr.text.encode().split()[1:-1])
+
+
+def _names(record: TaskRecord) -> set[bytes]:
+    """Return the names that other rows hold as well. A sealed payload states the workflow that it was sealed for."""
+    steps = {name for step in record.steps for name in (step.name, step.handler_class)}
+    return {name.encode() for name in (record.task.namespace, record.task.workflow, *steps)}
 
 
 def _words(value: bytes) -> list[bytes]:

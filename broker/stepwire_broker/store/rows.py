@@ -68,10 +68,10 @@ class TaskRow(NamedTuple):
 
 
 class OpenCounts(NamedTuple):
-    """Open tasks and their open steps. These steps count for `limits.max_open_steps`."""
+    """Open tasks, and by namespace their open steps. These steps count for `limits.max_open_steps` and for quotas."""
 
     tasks: int
-    steps: int
+    steps: dict[str, int]  # no namespace without open steps is here
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,15 @@ type Option func(*options) error
 type options struct {
 	step    codec.StepRequest
 	results map[string]json.RawMessage
+	secrets map[string]string
+}
+
+// Secrets are the values of the secrets to which the input and the configuration refer.
+func Secrets(values map[string]string) Option {
+	return func(o *options) error {
+		o.secrets = values
+		return nil
+	}
 }
 
 // Result is the output of a step that this step depends on.
@@ -158,9 +167,10 @@ func RunWorker(
 	if o.step.PreviousResults, err = json.Marshal(o.results); err != nil {
 		t.Fatal(err)
 	}
+	o.step.MayNeedOpening = true
 	outcome := &Outcome{}
 	var mutex sync.Mutex // a handler may report from several goroutines
-	result, err := harness.Run(worker, &o.step, func(entry codec.ProgressItem) {
+	result, err := harness.Run(worker, &o.step, o.secrets, func(entry codec.ProgressItem) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		outcome.Progress = append(outcome.Progress, progressOf(entry))

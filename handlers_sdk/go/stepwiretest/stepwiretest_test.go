@@ -259,3 +259,54 @@ func TestAWorkerIsSearchedAsABrokerWould(t *testing.T) {
 		}
 	}
 }
+
+func TestAReferenceToASecretIsReplacedAndItsValueLeavesTheRunNowhere(t *testing.T) {
+	const value = "sk_live_5eb63bbbe01eeed0"
+	secrets := stepwiretest.Secrets(map[string]string{"stripe/live": value})
+	config := stepwiretest.Config(map[string]any{"key": map[string]string{"$secret": "stripe/live"}})
+	var seen string
+	pay := func(_ context.Context, step *stepwire.Step[map[string]any]) (map[string]string, error) {
+		var config struct{ Key string }
+		if err := step.Config(&config); err != nil {
+			return nil, err
+		}
+		seen = config.Key
+		if err := step.Progress(1, 2, "using "+config.Key); err != nil {
+			return nil, err
+		}
+		if step.Input["panic"] == true {
+			panic("refused " + config.Key)
+		}
+		if step.Input["fail"] == true {
+			return nil, errors.New("refused " + config.Key)
+		}
+		return map[string]string{"authorization": "Bearer " + config.Key}, nil
+	}
+	outcome := stepwiretest.Run(t, pay, map[string]bool{}, secrets, config)
+	if seen != value || string(outcome.Output) != `{"authorization":"Bearer [secret stripe/live]"}` {
+		t.Error(seen, outcome)
+	}
+	if note := outcome.Progress[0].Note; note != "using [secret stripe/live]" {
+		t.Error(note)
+	}
+	for _, kind := range []string{"fail", "panic"} {
+		outcome = stepwiretest.Run(t, pay, map[string]bool{kind: true}, secrets, config)
+		if text := fmt.Sprint(outcome, outcome.Backtrace); strings.Contains(text, value) || !strings.Contains(text, "[secret ") {
+			t.Error(text)
+		}
+	}
+	outcome = stepwiretest.Run(t, pay, map[string]bool{}, stepwiretest.Secrets(map[string]string{}), config)
+	if outcome.Status != stepwiretest.Error || outcome.Code != "secret_unavailable" || !*outcome.Retryable ||
+		outcome.Message != "secret 'stripe/live': the resolver of this worker does not know it" {
+		t.Error(outcome)
+	}
+}
+
+func TestAnInputThatDoesNotFitIsRefusedWithoutTheValueOfASecret(t *testing.T) {
+	input := map[string]any{"order_id": map[string]string{"$secret": "card"}}
+	secrets := stepwiretest.Secrets(map[string]string{"card": "4929-7654-0001"})
+	outcome := stepwiretest.Run(t, ship, input, secrets)
+	if outcome.Code != "bad_input" || strings.Contains(outcome.Message, "4929") {
+		t.Error(outcome)
+	}
+}

@@ -92,12 +92,17 @@ export class RunMemory {
 
   /** May the handler of this run be called? Not after the end of the lease, and not if the session took the run back. */
   begin(index, nowMs) {
+    if (this.isLeaseOver(index, nowMs)) return false
     const { fields, started } = this.chunks[index >> 10]
     const i = index & (CHUNK - 1)
-    const lease = Atomics.load(fields, i * FIELDS + LEASE)
-    if (nowMs * 1000 >= Number(Atomics.load(this.untilUs, lease))) return false
     started[i] = nowMs // before the decision, so that the session reads it after the decision
     return Atomics.compareExchange(fields, i * FIELDS + STATE, WAITING, BEGUN) === WAITING
+  }
+
+  /** True after the end of the lease: another worker may run the step. */
+  isLeaseOver(index, nowMs) {
+    const lease = Atomics.load(this.chunks[index >> 10].fields, (index & (CHUNK - 1)) * FIELDS + LEASE)
+    return nowMs * 1000 >= Number(Atomics.load(this.untilUs, lease))
   }
 
   /** The handler has returned: from now on, its slot belongs to another run. */

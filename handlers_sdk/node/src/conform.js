@@ -43,18 +43,18 @@ export function addHandlers(worker) {
     .handle('conform.book', book)
 }
 
-function fail({ kind }) {
+function fail({ kind, text = 'failed on request' }) {
   switch (kind) {
     case 'permanent':
-      throw new Permanent('failed on request', { code: 'conform' })
+      throw new Permanent(text, { code: 'conform' })
     case 'retry':
-      throw new Retry('failed on request', { after: 1.5 })
+      throw new Retry(text, { after: 1.5 })
     case 'unknown':
-      throw new OutcomeUnknown('failed on request')
+      throw new OutcomeUnknown(text)
     case 'unavailable':
-      throw new StepError('failed on request', { category: 'unavailable' })
+      throw new StepError(text, { category: 'unavailable' })
   }
-  throw new Error('failed on request')
+  throw new Error(text)
 }
 
 /** Wait until the run is asked to stop, or until the time has passed. */
@@ -85,8 +85,8 @@ function badOutput({ kind }) {
   return kind === 'nan' ? { value: BAD_OUTPUTS.nan } : BAD_OUTPUTS[kind]
 }
 
-async function progress({ ms = 0 }, ctx) {
-  ctx.progress(1, 2, 'half')
+async function progress({ ms = 0, note = 'half' }, ctx) {
+  ctx.progress(1, 2, note)
   await pause(ms, ctx.signal)
   return {}
 }

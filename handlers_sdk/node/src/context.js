@@ -28,17 +28,19 @@ export class Context {
   #clock
   #report
   #logger
+  #isSealed
   #startedMs = 0
   #timeoutAtMs = Infinity
   #controller = null
   #log = null
 
-  constructor(step, { flags, clock, report, logger = null }) {
+  constructor(step, { flags, clock, report, logger = null, isSealed = false }) {
     this.#step = step
     this.#flags = flags
     this.#clock = clock
     this.#report = report
     this.#logger = logger
+    this.#isSealed = isSealed
   }
 
   // -- the step -------------------------------------------------------------------------------------------------------
@@ -154,7 +156,8 @@ export class Context {
    * Report the progress of this run: `done` of `total`, and a short note for people.
    *
    * Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
-   * characters is cut after 199, and ends with `…`. Throws ConfigurationError for anything but finite numbers.
+   * characters is cut after 199, and ends with `…`; a note of a sealed step is not sent. Throws
+   * ConfigurationError for anything but finite numbers.
    */
   progress(done, total = null, note = null) {
     for (const number of [done, total]) {
@@ -162,7 +165,7 @@ export class Context {
         throw new ConfigurationError(`progress(${done}, ${total}): both must be finite numbers up to 2^53`)
       }
     }
-    this.#report(done, total, note === null ? null : shortened(String(note), NOTE_CHARS_MAX))
+    this.#report(done, total, note === null || this.#isSealed ? null : shortened(String(note), NOTE_CHARS_MAX))
   }
 
   /** A logger whose records carry the step's ids. Without a logger of the program, it writes to stderr from info on. */

@@ -8,6 +8,7 @@ import { createPrivateKey, createPublicKey } from 'node:crypto'
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs'
 import * as topics from './protocol/topics.js'
 import { ConfigurationError } from './errors.js'
+import { reasonOf } from './system_errors.js'
 
 const SERVER_KEY = 'STEPWIRE_CURVE_SERVER_KEY'
 const PUBLIC_KEY = 'STEPWIRE_CURVE_PUBLIC_KEY'
@@ -75,12 +76,6 @@ function ofFile(path) {
     if (found !== null) values.set(found[1], found[2] || found[3] || found[4] || '')
   }
   return values
-}
-
-/** The system's text of an error: `ENOENT: no such file or directory, open '/x'` → `No such file or directory`. */
-function reasonOf(error) {
-  const text = /^[A-Z0-9]+: ([^,]+)/.exec(error.message)?.[1] ?? error.message
-  return text[0].toUpperCase() + text.slice(1)
 }
 
 // -- the pair ---------------------------------------------------------------------------------------------------------

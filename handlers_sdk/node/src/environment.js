@@ -23,6 +23,8 @@ export function read(environ = process.env) {
     labels: readLabels(environ.STEPWIRE_LABELS || ''),
     handlerVersion: environ.STEPWIRE_HANDLER_VERSION || '',
     ...curve.read(environ),
+    secrets: environ.STEPWIRE_SECRETS_DIR || null,
+    sealKeysFile: environ.STEPWIRE_SEAL_KEYS_FILE || null,
   }
 }
 
@@ -61,6 +63,16 @@ export function checkHandlerVersion(version) {
     )
   }
   return version
+}
+
+export function checkSecrets(secrets = null) {
+  if (secrets !== null && typeof secrets !== 'string' && typeof secrets !== 'function') {
+    throw new ConfigurationError(
+      `secrets is of the type ${typeof secrets}: it needs a directory, or a function from a name to the value ` +
+        '(STEPWIRE_SECRETS_DIR)',
+    )
+  }
+  return secrets
 }
 
 function checkEndpoint(kind, endpoint) {

@@ -85,6 +85,11 @@ export function badInput(handler, step, fault) {
   return result('error', { message: clean(text), code: 'bad_input', retryable: false }, {})
 }
 
+/** The result of a handler that was not called, because this worker cannot open the step. A retry may succeed. */
+export function notOpened(code, text, category) {
+  return result('error', { message: clean(text), code, category, retryable: true }, {})
+}
+
 /** The result of a handler that threw. */
 export function failed(handler, error, tookMs) {
   return result('failed', detailOf(error), metadataOf(handler, tookMs))

@@ -116,8 +116,15 @@ export interface WorkerOptions {
   curveServerKey?: string | null
   curvePublicKey?: string | null
   curveSecretKey?: string | null
+  /** Resolves references like `{"$secret": "stripe/live"}`: a directory of files, or a function. */
+  secrets?: string | SecretResolver | null
+  /** The file with the keys of sealed payloads. */
+  sealKeysFile?: string | null
   logger?: Logger | null
 }
+
+/** The value of the secret with this name; null or undefined if there is none. */
+export type SecretResolver = (name: string) => string | null | undefined | Promise<string | null | undefined>
 
 /** Offers handlers to brokers, and runs their steps. */
 export class Worker {

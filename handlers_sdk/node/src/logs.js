@@ -10,6 +10,7 @@
 import { writeSync } from 'node:fs'
 import { isatty } from 'node:tty'
 import { ConfigurationError } from './errors.js'
+import { redactedFacts } from './redaction.js'
 import { clean } from './texts.js'
 
 const STDERR = 2
@@ -21,7 +22,7 @@ const waiting = new Int32Array(new SharedArrayBuffer(4))
 /** Write one record: with the program's logger, otherwise to stderr from `info` on. */
 export function write(logger, level, text, facts, prefix = '') {
   if (logger !== null) {
-    logger[METHODS[level]](text, facts)
+    logger[METHODS[level]](text, redactedFacts(facts))
   } else if (level !== 'debug') {
     writeLine(format(level, prefix + text))
   }
@@ -80,6 +81,7 @@ export class StepLogger {
 
   write(level, text, facts) {
     const shown = clean(text, 8192)
+    facts = redactedFacts(facts)
     if (this.logger !== null) write(this.logger, level, shown, { ...facts, ...stepIds(this.step) })
     else write(null, level, shown + asText(facts), {}, stepPrefix(this.step))
   }

@@ -14,6 +14,8 @@ export interface RunOptions {
   idempotencyKey?: string
   traceparent?: string | null
   tracestate?: string | null
+  /** The values of the secrets to which the input and the configuration refer. */
+  secrets?: Record<string, string>
   logger?: Logger | null
   /** Asks the run to stop, as the cancelling of its task would. */
   signal?: AbortSignal

@@ -10,6 +10,7 @@
 import { randomBytes } from 'node:crypto'
 import * as limits from './protocol/limits.js'
 import { NEVER, Run, RunMemory } from './actions.js'
+import { Edge } from './edge.js'
 import { ConfigurationError } from './errors.js'
 import { makeHandler } from './handler.js'
 import { Clock } from './identity.js'
@@ -27,6 +28,7 @@ const OPTIONS = new Set([
   'idempotencyKey',
   'traceparent',
   'tracestate',
+  'secrets',
   'logger',
   'signal',
 ])
@@ -34,6 +36,7 @@ const OPTIONS = new Set([
 /**
  * Run a handler once, with the decoding, encoding and mapping of errors of a worker. `handler` is the function, or a
  * Worker together with a `handlerClass`. An aborted `signal` asks the run to stop, as the cancelling of its task would.
+ * `secrets` has the values of the secrets to which the input and the configuration refer.
  */
 export async function run(handler, input = {}, options = {}) {
   for (const option of Object.keys(options)) {
@@ -64,6 +67,7 @@ export async function run(handler, input = {}, options = {}) {
       logger: options.logger ?? null,
       report: (_, done, total, note) => progress.push({ done, total, note }),
     },
+    edge: new Edge(resolverOf(options.secrets)),
   })
   const stop = (reason) => {
     run.requestStop(reason)
@@ -84,6 +88,11 @@ export async function run(handler, input = {}, options = {}) {
     clearTimeout(timer)
     options.signal?.removeEventListener('abort', onAbort)
   }
+}
+
+function resolverOf(secrets) {
+  if (secrets === undefined || secrets === null) return null
+  return (name) => (Object.hasOwn(secrets, name) ? secrets[name] : null)
 }
 
 function find(handler, handlerClass) {

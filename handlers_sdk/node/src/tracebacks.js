@@ -1,6 +1,7 @@
 /** Stacks of handlers: they begin at the handler's own code, and leave out the frames of the SDK and of Node. */
 
 import { fileURLToPath } from 'node:url'
+import { redact } from './redaction.js'
 import { clean } from './texts.js'
 
 const BACKTRACE_BYTES_MAX = 8192
@@ -42,7 +43,7 @@ export function summary(error) {
 export function backtrace(error) {
   const lines = []
   for (let each = error, n = 0; each instanceof Error && n < CAUSES_MAX; each = each.cause, n++) {
-    const message = summary(each).split('\n')
+    const message = redact(summary(each)).split('\n')
     if (n > 0) message[0] = `Caused by: ${message[0]}`
     lines.push(...message.slice(0, MESSAGE_LINES_MAX))
     if (message.length > MESSAGE_LINES_MAX) lines.push(`… (${message.length - MESSAGE_LINES_MAX} more lines)`)
@@ -54,7 +55,7 @@ export function backtrace(error) {
 function framesOf(error) {
   let stack
   try {
-    stack = String(error.stack ?? '')
+    stack = redact(String(error.stack ?? ''))
   } catch {
     return []
   }

@@ -1,11 +1,9 @@
 import assert from 'node:assert/strict'
-import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import * as codec from '../src/protocol/codec.js'
 import * as patterns from '../src/protocol/patterns.js'
 import * as strictJson from '../src/protocol/strict_json.js'
-
-const read = (name) => JSON.parse(readFileSync(new URL(`../../../protocol/vectors/${name}`, import.meta.url), 'utf8'))
+import { read } from './vectors.js'
 
 const bytesOf = (part) => ('base64' in part ? Buffer.from(part.base64, 'base64') : Buffer.from(part.text))
 const bodyOf = (vector) =>

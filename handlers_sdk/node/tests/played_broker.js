@@ -29,6 +29,8 @@ export class PlayedBroker {
     this.worker = null
     this.sending = Promise.resolve()
     this.batches = 0
+    this.isSilent = false // true: heartbeats get no answer
+    this.escape = (text) => text // of what is sent
   }
 
   get env() {
@@ -43,7 +45,7 @@ export class PlayedBroker {
     return new Promise((settle) => this.waiting.push({ isIt, settle }))
   }
 
-  /** Send a batch with these steps: {id, handlerClass, input, …}. */
+  /** Send a batch with these steps: {id, handlerClass, input, …, members: others of the step}. */
   sendSteps(...steps) {
     this.batches += 1
     this.send({
@@ -51,21 +53,24 @@ export class PlayedBroker {
       ...SESSION,
       batch_id: `batch_5e1d_${this.batches}`,
       protocol_version: '2.0',
-      steps: steps.map(({ id, handlerClass, input = {}, timeoutMs = 30_000, mode = 'at_least_once' }) => ({
-        step_id: id,
-        task_id: 1,
-        step_name: 'work',
-        handler_class: handlerClass,
-        task_context: input,
-        delivery: 1,
-        delivery_mode: mode,
-        metadata: { attempt: 0, retry_limit: 0, timeout_ms: timeoutMs, idempotency_key: `k/${id}` },
-      })),
+      steps: steps.map(
+        ({ id, handlerClass, input = {}, timeoutMs = 30_000, mode = 'at_least_once', members = {} }) => ({
+          step_id: id,
+          task_id: 1,
+          step_name: 'work',
+          handler_class: handlerClass,
+          task_context: input,
+          delivery: 1,
+          delivery_mode: mode,
+          metadata: { attempt: 0, retry_limit: 0, timeout_ms: timeoutMs, idempotency_key: `k/${id}` },
+          ...members,
+        }),
+      ),
     })
   }
 
   send(message) {
-    const frame = `@${this.worker} ${JSON.stringify(message)}`
+    const frame = `@${this.worker} ${this.escape(JSON.stringify(message))}`
     this.sending = this.sending.then(() => this.xpub.send(frame)).catch(() => {})
   }
 
@@ -107,7 +112,7 @@ export class PlayedBroker {
         this.send({ type: 'welcome', ...SESSION, deployment: 'd', n: message.n, ...times })
       }
     }
-    if (message.type === 'heartbeat' && message.sessions?.b1)
+    if (message.type === 'heartbeat' && message.sessions?.b1 && !this.isSilent)
       this.send({ type: 'heartbeat_ack', ...SESSION, n: message.n })
     const at = this.waiting.findIndex(({ isIt }) => isIt(message))
     if (at >= 0) this.waiting.splice(at, 1)[0].settle(message)

@@ -45,6 +45,7 @@ class Run:
         "is_taken_back",
         "item",
         "lease",
+        "may_need_opening",
         "offer",
         "started_ms",
         "step",
@@ -60,6 +61,7 @@ class Run:
         lease: Lease,
         timeout_ms: float = NEVER,
         deadline_ms: float = NEVER,
+        may_need_opening: bool = True,
     ) -> None:
         self.item = item
         self.step = step
@@ -67,6 +69,7 @@ class Run:
         self.lease = lease
         self.timeout_ms = timeout_ms
         self.deadline_ms = deadline_ms  # the time at which the run must end, whenever it begins
+        self.may_need_opening = may_need_opening  # False: the step certainly has no secrets, and is not sealed
         self.is_taken_back = False
         self.started_ms: float | None = None  # set by the runner
         self.timeout_at_ms = NEVER  # set by the runner; the earlier of timeout and deadline
@@ -77,7 +80,8 @@ class Run:
         if self.is_taken_back or now_ms >= self.lease.until_ms:
             self.started_ms = None
             return False
-        self.timeout_at_ms = min(now_ms + self.timeout_ms, self.deadline_ms)
+        timeout_at_ms = now_ms + self.timeout_ms
+        self.timeout_at_ms = timeout_at_ms if timeout_at_ms < self.deadline_ms else self.deadline_ms
         return True
 
     def take_back(self) -> bool:

@@ -18,12 +18,12 @@ from .worker import Worker
 
 CRASH_CODE: Final = 70
 POLL_S: Final = 0.05
-_ERRORS: Final[dict[str, Callable[[], Exception]]] = {
-    "error": lambda: RuntimeError("an ordinary error"),
-    "permanent": lambda: Permanent("a permanent error", code="conform"),
-    "retry": lambda: Retry("a retryable error", after=1.5),
-    "unknown": lambda: OutcomeUnknown("the outcome is unknown"),
-    "unavailable": lambda: StepError("a resource is unavailable", category="unavailable"),
+_ERRORS: Final[dict[str, Callable[[str | None], Exception]]] = {
+    "error": lambda text: RuntimeError(text or "an ordinary error"),
+    "permanent": lambda text: Permanent(text or "a permanent error", code="conform"),
+    "retry": lambda text: Retry(text or "a retryable error", after=1.5),
+    "unknown": lambda text: OutcomeUnknown(text or "the outcome is unknown"),
+    "unavailable": lambda text: StepError(text or "a resource is unavailable", category="unavailable"),
 }
 _BAD_OUTPUTS: Final = {
     "nan": float("nan"),
@@ -46,7 +46,9 @@ async def echo(ctx: Context, value: Any) -> Any:
 
 
 async def fail(ctx: Context, value: dict[str, Any]) -> None:
-    raise _ERRORS[value["kind"]]()
+    if value.get("log"):
+        ctx.log.info(value["log"])
+    raise _ERRORS[value["kind"]](value.get("text"))
 
 
 async def crash(ctx: Context) -> None:
@@ -101,8 +103,9 @@ async def trace(ctx: Context) -> dict[str, Any]:
 
 
 async def progress(ctx: Context, value: Any) -> dict[str, Any]:
-    ctx.progress(1, 2, "half")
-    await asyncio.sleep((value or {}).get("ms", 0) / 1000)  # a run that ends at once may send no report
+    options = value or {}
+    ctx.progress(1, 2, options.get("note", "half"))
+    await asyncio.sleep(options.get("ms", 0) / 1000)  # a run that ends at once may send no report
     return {}
 
 

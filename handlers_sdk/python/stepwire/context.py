@@ -69,36 +69,23 @@ class Context:
     act twice. `delivery` only increases: a store that keeps the highest value can refuse writes of an earlier run.
     """
 
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_is_sealed",
-        "_log",
-        "_report",
-        "_results",
-        "_started_ms",
-        "_step",
-        "_timeout_at_ms",
-        "cancel_reason",
-        "cancelled",
-        "lease_lost",
-    )
+    # Most handlers use few of these, so a step should not pay for them: they are set when they are first needed.
+    _config: Any = None
+    _results: Any = None
+    _is_sealed: bool = False
+    _log: "logging.LoggerAdapter[logging.Logger] | None" = None
+    _cancelled: Signal | None = None
+    _lease_lost: Signal | None = None
+    cancel_reason: str | None = None  # timeout, task_cancelled, superseded, shutdown, …
 
     def __init__(
         self, step: StepRequest, *, started_ms: float, timeout_at_ms: float, clock: Clock, report: ProgressReport
     ) -> None:
         self._step = step
-        self._started_ms = started_ms
+        self._started_ms = started_ms  # set again when the run begins, because it may wait for a slot
         self._timeout_at_ms = timeout_at_ms
         self._clock = clock
         self._report = report
-        self._config: Any = None
-        self._results: Any = None
-        self._is_sealed = False
-        self._log: logging.LoggerAdapter[logging.Logger] | None = None
-        self.cancelled = Signal()
-        self.lease_lost = Signal()
-        self.cancel_reason: str | None = None  # timeout, task_cancelled, superseded, shutdown, …
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +179,26 @@ class Context:
         """Milliseconds since the start of the run."""
         return max(0.0, self._clock() - self._started_ms)
 
+    # -- the end of the run --------------------------------------------------------------------------------------------
+
+    @property
+    def cancelled(self) -> Signal:
+        """Set when the handler should stop; `cancel_reason` says why."""
+        signal = self._cancelled
+        if signal is None:
+            with _making:
+                signal = self._cancelled = self._cancelled or Signal()
+        return signal
+
+    @property
+    def lease_lost(self) -> Signal:
+        """Set when another worker may run this step, too."""
+        signal = self._lease_lost
+        if signal is None:
+            with _making:
+                signal = self._lease_lost = self._lease_lost or Signal()
+        return signal
+
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
@@ -220,11 +227,6 @@ class Context:
         return self._log
 
     logger = log
-
-    def _begin(self, started_ms: float, timeout_at_ms: float) -> None:
-        """Called before the handler: the run may have waited for a slot since this object was made."""
-        self._started_ms = started_ms
-        self._timeout_at_ms = timeout_at_ms
 
     def _stop(self, reason: str) -> None:
         """Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one."""

@@ -10,6 +10,7 @@ end
 
 require_relative "stepwire/session_parts"
 %w[
-  identity logs environment curve backtraces context handler outcomes runners/by_kind wire worker/mailbox
+  identity logs environment curve backtraces context handler outcomes secret_files secret_references secret_values
+  sealing sealed_steps edge runners/by_kind wire worker/mailbox
   worker/events worker/reachability worker/search worker/socket_thread worker
 ].each { |part| require_relative "stepwire/#{part}" }

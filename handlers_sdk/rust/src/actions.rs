@@ -215,6 +215,7 @@ pub enum Event {
     MessageRefused { broker: String, refused: Option<String>, code: String, message: String },
     LinkRebuilt { link: Link, broker: Option<String> },
     LinkRemoved { link: Link, broker: String },
+    ServerKeyChanged { link: Link, broker: String },
     BrokerIgnored { broker: String },
     ConnectFailed { endpoint: String, error: String },
     NoBroker { endpoint: String, reason: String, seconds: u64 },

@@ -5,6 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+import zmq
+
 from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.keys import ServerKeys
 from stepwire_conform.setting import START_S
@@ -171,6 +173,63 @@ def restart(stage: Stage) -> None:
     stage.forget_sessions()
     stage.broker.open()
     stage.until_session(number=1)
+
+
+@case(
+    "curve.refused",
+    Level.HARDENED,
+    "A worker that loses its access names its public key and the code `unauthorized`, in one line",
+    "21",
+    strength="should",
+    curve=True,
+    auto=False,
+    cause="the line about the reset leaves the operator without the key to look for",
+)
+def refused(stage: Stage) -> None:
+    _admit(stage)
+    _start(stage, **_keys(stage).environ())
+    stage.until_session(within_s=START_S)
+    beat = stage.expect("heartbeat")
+    key = _keys(stage).client_public.decode()
+    stage.send(
+        stage.broker.message("reset", next=beat["next"][stage.broker.id], code="unauthorized"), to=beat["worker"]
+    )
+    stage.until(
+        lambda: any(key in line and "unauthorized" in line for line in stage.output().splitlines()),
+        "a line with the public key of the worker and `unauthorized`",
+        within_s=START_S,
+    )
+
+
+@case(
+    "curve.new_server_key",
+    Level.HARDENED,
+    "A listed broker whose first key changes is connected again with that key, at the same endpoints",
+    "14",
+    curve=True,
+    auto=False,
+    lasts_s=3,
+    cause="the list of an ack is compared by broker alone, so a worker that is connected ignores a new key",
+)
+def new_server_key(stage: Stage) -> None:
+    _admit(stage)
+    keys, broker = _keys(stage), stage.broker
+    _start(stage, **keys.environ())
+    stage.until_session(within_s=START_S)
+    after, secret = zmq.curve_keypair()
+
+    def listed(key: bytes, steps: str = broker.steps_endpoint) -> dict[str, str]:
+        return {"broker": broker.id, "steps": steps, "results": broker.results_endpoint, "server_key": key.decode()}
+
+    broker.ack_members = {"brokers": [listed(keys.public), listed(after, "tcp://127.0.0.1:9")]}
+    stage.wait(1.0)  # some heartbeats and their acks
+    broker.ack_members = {"brokers": [listed(after)]}
+    stage.wait(1.0)  # meanwhile the new key is not served yet, and the worker tries it again and again
+    broker.close()
+    keys.public, keys.secret = after, secret
+    broker.open()
+    stage.inbox.clear()
+    stage.expect("heartbeat", within_s=START_S)
 
 
 def _written(stage: Stage, directory: str, mode: int) -> str:

@@ -220,6 +220,19 @@ class Bench:
     def refused_key(self) -> str:
         return self._log_with_curve(lambda keys: keys.environ())  # the played broker admits no key
 
+    def unauthorized(self) -> str:
+        keys = ServerKeys()
+        with self._stage(keys=keys) as stage:
+            assert stage.gate is not None
+            stage.gate.allowed.add(keys.client_public.decode())
+            stage.open_brokers()
+            stage.start(**keys.environ())
+            stage.until_session(within_s=ENOUGH_S)
+            beat = stage.expect("heartbeat")
+            stage.broker.welcomes = False
+            stage.send(stage.broker.message("reset", next=beat["next"]["b1"], code="unauthorized"), to=beat["worker"])
+            return self._only_log(stage.output, lambda: stage.wait(0.1))
+
     def missing_key(self) -> str:
         environ = ServerKeys().environ()
         del environ["STEPWIRE_CURVE_SECRET_KEY"]

@@ -129,7 +129,16 @@ GROUPS: Final[dict[str, tuple[Mistake, ...]]] = {
         ),
         Mistake("no_keys", "broker with CURVE, worker without keys", ("CURVE needs keys, STEPWIRE_CURVE_FILE",)),
         Mistake("wrong_server_key", "wrong server key", ("Check also the three CURVE keys",)),
-        Mistake("refused_key", "key that the broker refuses", ("Check also the three CURVE keys",)),
+        Mistake(
+            "refused_key",
+            "key that the broker refuses",
+            ("Check also the three CURVE keys", "public key is", "stepwire keys allow", "(connection_refused)"),
+        ),
+        Mistake(
+            "unauthorized",
+            "worker outside the grant of its key",
+            ("refuses this worker: unauthorized", "public key is", "`stepwire keys list` and `stepwire keys allow`"),
+        ),
         Mistake(
             "missing_key", "one of three keys missing", ("STEPWIRE_CURVE_SECRET_KEY is missing", "STEPWIRE_CURVE_FILE")
         ),

@@ -332,8 +332,8 @@ FAULTS: Final = (
     Fault(
         "a step that was refused unread may start later",
         HOLDINGS,
-        "            if item not in self._held:\n                self.tombstones.add(item, peer, batch, now_ms)\n",
-        "            pass\n",
+        "        self.tombstones.add([item for item in items if item not in self._held], peer, batch, now_ms)\n",
+        "        pass\n",
     ),
     Fault(
         "an accept is cancelled by results of another broker",
@@ -426,7 +426,7 @@ FAULTS: Final = (
     Fault(
         "the timeout counts from the receipt",
         RUNS,
-        "        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms)\n",
+        "        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms, may_need_opening)\n",
         "        held.run = Run(held.item, step, held.offer, held.peer.lease, NEVER,"
         " min(ends_ms, held.received_ms + timeout_ms))\n",
     ),
@@ -517,9 +517,8 @@ FAULTS: Final = (
     Fault(
         "results are acknowledged for ever",
         REPORTING,
-        "                for held in acked.done:\n                    self._holdings.bury(held, now_ms)\n\n"
-        "    def on_refused",
-        "                for held in acked.done:\n                    held.message = None\n\n    def on_refused",
+        "                self._holdings.bury_acknowledged(acked, now_ms)\n",
+        "                for held in acked.done:\n                    held.message = None\n",
     ),
     Fault(
         "an ack has no effect",
@@ -766,12 +765,17 @@ FAULTS: Final = (
         "        return 0\n",
     ),
     # -- links
-    Fault("silent links are never rebuilt", ENDPOINTS, "                self._out.add(Rebuild(link))\n", ""),
+    Fault(
+        "silent links are never rebuilt",
+        ENDPOINTS,
+        "                    self._out.add(Rebuild(link))\n",
+        "                    pass\n",
+    ),
     Fault(
         "links of brokers that answer are rebuilt",
         ENDPOINTS,
-        "max(answered_ms, self._connected_ms[link]) <= since_ms",
-        "self._connected_ms[link] <= since_ms",
+        "if max(answered_ms, self._connected_ms[link]) <= now_ms - silent_ms",
+        "if self._connected_ms[link] <= now_ms - silent_ms",
     ),
     Fault(
         "listed brokers are not connected",
@@ -787,6 +791,24 @@ FAULTS: Final = (
     ),
     Fault(
         "a list without keys loses the server key", ENDPOINTS, "Connect(link, entry.server_key)", "Connect(link, None)"
+    ),
+    Fault(
+        "a changed server key is not used",
+        ENDPOINTS,
+        "            self._connect_with(link, keys[0], now_ms)\n",
+        "            pass\n",
+    ),
+    Fault(
+        "a key that will replace the current one is used at once",
+        ENDPOINTS,
+        "before[0] != keys[0] and self._key.get(link) != keys[0]",
+        "before != keys",
+    ),
+    Fault(
+        "a silent broker is tried with its current key only",
+        ENDPOINTS,
+        "(keys.index(used) + 1) % len(keys)",
+        "0",
     ),
     Fault(
         "brokers that need keys are connected without them",

@@ -36,8 +36,24 @@ def note_cancel(books: Books, message: wire.Cancel) -> None:
 def check_stopped(books: Books, step_id: int, book: StepBook, fact: list[Any], before: str) -> None:
     """A failure that is reported after a stop request, for a cancel or a time limit, leaves a held step as it is."""
     is_open = before == "held" and book.held_as is not None  # no operator has resolved it
+    if is_open and fact[4] == "unstorable" and _has_succeeded(books, step_id, book):
+        return  # a late success decides a held step; the database refused its rows
     if book.held_as == "stopped" or (is_open and fact[3] in book.cancelled):
         books.fail("P5 a stopped step stays held", f"step {step_id}: {fact}")
+
+
+def check_unstorable(books: Books, step_id: int, book: StepBook, fact: list[Any], before: str) -> None:
+    """A held step fails as unstorable only for a result of its own. A command whose rows are refused changes none."""
+    if fact[4] == "unstorable" and before == "held" and book.held_as is not None:
+        has_failed = book.held_as != "stopped" and any(run.result is not None for run in book.runs_of(book.delivery))
+        if not has_failed and not _has_succeeded(books, step_id, book):
+            books.fail("P5 a refused command leaves a held step as it is", f"step {step_id}: {fact}")
+
+
+def _has_succeeded(books: Books, step_id: int, book: StepBook) -> bool:
+    """A success has reached this life of the broker since an operator last had the step run again."""
+    batches = [dispatch.batch_id for number, dispatch in book.dispatched.items() if number > book.reopened_delivery]
+    return any((step_id, batch_id) in books.succeeded for batch_id in batches)
 
 
 def check_undelivered(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:

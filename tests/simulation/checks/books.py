@@ -158,10 +158,11 @@ class Books:
         self.disowned_items: set[tuple[str, int, int]] = set()
         self.results: dict[tuple[str, int], wire.Results] = {}
         self.reported: dict[tuple[int, int], list[wire.Result]] = {}  # by step and delivery
+        self.succeeded: set[tuple[int, str]] = set()  # step, batch: a success reached this life of the broker
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()
-        self.handlers_of_workers: set[str] = set()  # of which a worker was sent a step
+        self.handlers_of_workers: dict[str, float] = {}  # when a worker was first sent a step of it
         self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`
         self.mixed_refusals: set[str] = set()  # batches of several handlers that were refused as a whole
         self.refused_handlers: set[tuple[str, str]] = set()  # `to` of a level-0 program, and a handler it does not know

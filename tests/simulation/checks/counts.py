@@ -46,6 +46,7 @@ def check_released(books: Books) -> None:
     state = books.world.broker.state
     left = {
         "open_steps": state.open_steps,
+        "open_by_namespace": len(state.open_by_namespace),
         "resident_bytes": state.resident_bytes,
         "steps": len(state.steps),
         "unloaded": state.unloaded,

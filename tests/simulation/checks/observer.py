@@ -25,6 +25,7 @@ from . import (
     erasure,
     history,
     level0,
+    quotas,
     recovery,
     reports,
     results,
@@ -182,6 +183,7 @@ class Checks:
                 retries.check_timeout(books, step_id, book, fact)
                 retries.check_retries(books, step_id, book, fact)
             case "failed":
+                at_most_once.check_unstorable(books, step_id, book, fact, before)
                 at_most_once.check_stopped(books, step_id, book, fact, before)
                 level0.check_failure(books, step_id, book, fact)
                 retries.check_timeout(books, step_id, book, fact)
@@ -396,17 +398,20 @@ class Checks:
 
     def broker_received(self, frame: bytes) -> None:
         recovery.note_alive(self.books, frame)
+        reports.note_received(self.books, frame)
 
     def broker_started(self) -> None:
         recovery.watch_restart(self.books)
 
     def broker_died(self) -> None:
         counts.add_counters(self.books)
+        self.books.succeeded.clear()
 
     def event_handled(self) -> None:
         self._events += 1
         if self._events % RECOUNT_EVERY == 0:
             counts.check_recount(self.books)
+            quotas.check_open_steps(self.books)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

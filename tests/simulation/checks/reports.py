@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import msgspec
+from stepwire_protocol import codec
 from stepwire_protocol import messages as wire
 
 from .books import Books
@@ -13,6 +15,25 @@ STDERR_BYTES_MAX: Final = 16 * 1024
 def note_sent(books: Books, message: wire.Results) -> None:
     for result in message.results:
         books.reported.setdefault((result.step_id, int(result.delivery)), []).append(result)  # type: ignore[arg-type]
+
+
+def note_received(books: Books, frame: bytes) -> None:
+    if frame.startswith(b"results") and b'"completed"' in frame:  # the topic carries other messages too
+        message = _results(codec.split(frame)[1])
+        books.succeeded |= {(r.step_id, message.batch_id) for r in message.results if r.status == "completed"}
+
+
+class _Result(msgspec.Struct):
+    step_id: int
+    status: str
+
+
+class _Results(msgspec.Struct):
+    batch_id: str = ""
+    results: list[_Result] = []
+
+
+_results: Final = msgspec.json.Decoder(_Results).decode
 
 
 def check_completed(books: Books, step_id: int, fact: list[Any]) -> None:

@@ -45,8 +45,20 @@ def _not_linked(plant: Plant) -> None:
     plant.value(writer, "linked", lambda end, new: linked(audit_chain.linked, end, new))
 
 
+def _withdrawn_recorded(plant: Plant) -> None:
+    """The rows of a task are withdrawn because the database refused earlier ones. The audit of its commands stays."""
+
+    def withdraw(original: Any, self: outbox.Outbox, task: Any) -> None:
+        audit = self.lanes[task.lane].audit
+        original(self, task)
+        self.lanes[task.lane].audit = audit
+
+    plant.method(outbox.Outbox, "withdraw", withdraw)
+
+
 BUGS: Final = (
     Bug("audit: the row of a retry is missing", _row_missing),
     Bug("audit: the row is in a later transaction than its effect", _row_outside),
     Bug("audit: rows of one group are not linked to each other", _not_linked),
+    Bug("audit: a withdrawn command leaves its row", _withdrawn_recorded, True),
 )

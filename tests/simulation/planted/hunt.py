@@ -1,5 +1,6 @@
 """The search for planted bugs, and the table of the seeds that found them."""
 
+import functools
 import json
 import multiprocessing
 import time
@@ -9,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tests.simulation.world import World
 
-from . import audit_bugs, authority_bugs, broker_bugs, erasure_bugs, real_bugs, worker_bugs
+from . import audit_bugs, authority_bugs, broker_bugs, erasure_bugs, quota_bugs, real_bugs, worker_bugs
 from .plant import Bug, planted
 
 BUGS: Final = (
@@ -19,6 +20,7 @@ BUGS: Final = (
     *authority_bugs.BUGS,
     *audit_bugs.BUGS,
     *erasure_bugs.BUGS,
+    *quota_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 
@@ -34,12 +36,12 @@ class Hunt(NamedTuple):
     seconds: float
 
 
-def hunt(bug: Bug, first: int, seeds: int) -> Hunt:
-    """Search for the first seed that finds the bug."""
+def hunt(bug: Bug, first: int, seeds: int, always: frozenset[str] = frozenset()) -> Hunt:
+    """Search for the first seed that finds the bug. `always`: kinds of faults that every seed has."""
     began = time.monotonic()
     with planted(bug):
         for seed in range(first, first + seeds):
-            report = World(seed).run()
+            report = World(seed, always=always).run()
             if report.violation is not None:
                 took = time.monotonic() - began
                 return Hunt(bug.name, bug.was_real, seed, seed - first + 1, report.violation, took)
@@ -54,9 +56,12 @@ def hunt_again(bug: Bug, seeds: int) -> Hunt:
     return hunt(bug, 0, seeds)
 
 
-def hunt_all(first: int, seeds: int, jobs: int, only: str | None = None) -> Iterator[Hunt]:
+def hunt_all(
+    first: int, seeds: int, jobs: int, only: str | None = None, always: frozenset[str] = frozenset()
+) -> Iterator[Hunt]:
     """Search for every bug, from seed `first` on."""
-    yield from _on_processes(_hunt_numbered, [(i, first, seeds) for i in _numbers(only)], jobs)
+    hunter = functools.partial(_hunt_numbered, always=always)
+    yield from _on_processes(hunter, [(i, first, seeds) for i in _numbers(only)], jobs)
 
 
 def hunt_all_again(seeds: int, jobs: int) -> Iterator[Hunt]:
@@ -68,9 +73,9 @@ def _numbers(only: str | None) -> list[int]:
     return [i for i, bug in enumerate(BUGS) if only is None or only in bug.name]
 
 
-def _hunt_numbered(task: tuple[int, int, int]) -> Hunt:
+def _hunt_numbered(task: tuple[int, int, int], always: frozenset[str] = frozenset()) -> Hunt:
     number, first, seeds = task
-    return hunt(BUGS[number], first, seeds)
+    return hunt(BUGS[number], first, seeds, always)
 
 
 def _hunt_numbered_again(task: tuple[int, int, int]) -> Hunt:
@@ -88,12 +93,19 @@ def _on_processes(
         yield from pool.imap(hunter, tasks)
 
 
-def report(first: int, seeds: int, jobs: int, only: str | None = None, notes: bool = False) -> int:
+def report(
+    first: int,
+    seeds: int,
+    jobs: int,
+    only: str | None = None,
+    notes: bool = False,
+    always: frozenset[str] = frozenset(),
+) -> int:
     """Print the table and, with `notes`, note the seeds for the tests. Return 1 if a bug was not found, else 0."""
     hunted = missed = 0
     noted = json.loads(NOTED.read_text()) if NOTED.exists() else {}
     print("| planted bug | found by seed no. | as |\n|---|---|---|")
-    for each in hunt_all(first, seeds, jobs, only):
+    for each in hunt_all(first, seeds, jobs, only, always):
         hunted += 1
         missed += each.seed is None
         noted |= {each.name: each.seed} if each.seed is not None else {}

@@ -1,5 +1,6 @@
 """Bugs that were real: a seed found them, they were fixed, and each is put back here."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -33,8 +34,10 @@ def _decision_shared(plant: Plant) -> None:
 def _final_steps_counted(plant: Plant) -> None:
     def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
         tables = self._tables
-        steps = sum(len(tables.steps_of.get(task.id, ())) for task in tables.open_tasks)
-        return OpenCounts(original(self).tasks, steps)
+        steps: Counter[str] = Counter()
+        for task in tables.open_tasks:
+            steps[task.namespace] += len(tables.steps_of.get(task.id, ()))
+        return OpenCounts(original(self).tasks, dict(steps))
 
     plant.method(MemoryQueries, "open_counts", open_counts)
 
@@ -189,6 +192,18 @@ def _late_failure_overturns_hold(plant: Plant) -> None:
     plant.function(step_outcomes.lost_outcome, lost_outcome)
 
 
+def _refused_command_blamed(plant: Plant) -> None:
+    """A step that a command ended counts as the cause of a refusal, like a step that a result ended."""
+
+    def rejected(original: Any, state: Any, task_id: int, *args: Any) -> None:
+        task = state.tasks.get(task_id)
+        for step in task.steps if task is not None else ():
+            step.ended_by_command = False
+        original(state, task_id, *args)
+
+    plant.function(machine._on_rejected, rejected)
+
+
 BUGS: Final = (
     Bug("one decision executed twice", _decision_shared, True),
     Bug("final steps counted as open after a restart", _final_steps_counted, True),
@@ -205,5 +220,6 @@ BUGS: Final = (
     Bug("a resent failure overturns a hold", _resent_failure_overturns_hold, True),
     Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
     Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
+    Bug("a refused command fails the held step that it resolved", _refused_command_blamed, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )

@@ -56,7 +56,7 @@ def test_a_start_reads_the_workflows_and_counts_open_tasks_and_steps(place: Plac
         assert [(w.name, w.version, w.active, w.document) for w in run.opened.workflows] == [
             ("order", "1", 1, '{"name":"order"}')
         ]
-        assert (run.opened.open_tasks, run.opened.open_steps) == (2, 4)
+        assert (run.opened.open_tasks, run.opened.open_steps) == (2, {"default": 4})
 
 
 def test_a_start_reads_the_controls_that_were_set_last(place: Place) -> None:

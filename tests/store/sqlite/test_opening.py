@@ -256,7 +256,7 @@ def test_a_read_at_once_never_waits_for_a_lock(database: Path) -> None:
         pass
     readers = SqliteReaders(database, 1)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as alone, contextlib.closing(readers):
-        assert readers.read_at_once(SqliteQueries.open_counts) == (0, 0)
+        assert readers.read_at_once(SqliteQueries.open_counts) == (0, {})
         assert readers.read_at_once(SqliteQueries.task, 7) is None
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
             readers.read_at_once(lambda queries: queries.execute("SELECT * FROM missing"))

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stepwire_broker.bus.admission import Admission, ZapVerdict
+from stepwire_broker.bus.admission import Admission, ZapVerdict, proof_of_key, proof_of_user
 from stepwire_broker.core.model.principal import OWNER
 
 from . import client_file
@@ -72,6 +72,12 @@ class Clients:
             owners |= dict.fromkeys((*client.public, *client.unix), name)
         self._valid = settled
         return DirectoryReading(tuple(settled[name] for name in sorted(settled)), tuple(faults))
+
+
+def proofs_of(client: ClientFile) -> dict[str, str]:
+    """The lines of the client's keys and users, each with its name in the file of last uses."""
+    proofs = {f"public={key}": proof_of_key(raw(key) or b"") for key in client.public}
+    return proofs | {f"unix={uid}": proof_of_user(uid) for uid in client.unix}
 
 
 def admission(

@@ -48,6 +48,11 @@ def write_new(path: Path, text: str) -> None:
         raise KeyFileError(f"{path} exists already: name another file, or remove it")
 
 
+def move(path: Path, over: Path) -> None:
+    """Rename a file over another, completely or not at all."""
+    private_files.move(path, over, KeyFileError)
+
+
 def replace(path: Path, text: str) -> None:
     """Replace a file, completely or not at all."""
     private_files.replace(path, text, KeyFileError)

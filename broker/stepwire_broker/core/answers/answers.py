@@ -18,6 +18,7 @@ RefusedCode: TypeAlias = Literal[
     "no_executor",
     # the broker, now; try again later
     "too_many_open_steps",
+    "quota",  # of a namespace; with `retry_after_ms` only if the same submission may be accepted later
     "overloaded",
     "draining",
     "starting",
@@ -42,6 +43,8 @@ class CommandRefused(Answer, frozen=True):
     message: str
     hint: Hint | None = None
     retry_after_ms: int | None = None
+    limit: str = ""  # the limit of a namespace that a submission exceeded
+    owner: str = ""  # the namespace
 
 
 class TasksSubmitted(Answer, frozen=True):

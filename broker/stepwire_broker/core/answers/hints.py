@@ -33,6 +33,7 @@ class HintCode(enum.StrEnum):
     RELEASE_ANY_BREAKER = "release_any_breaker"
     CONFIGURE_EXECUTOR = "configure_executor"
     CONFIGURE_RULES = "configure_rules"
+    RAISE_QUOTA = "raise_quota"  # namespace
     NAME_FOR_LEVEL0 = "name_for_level0"  # handler_class
     CANCEL_FIRST = "cancel_first"  # task_id
     # send the command in another form
@@ -44,6 +45,7 @@ class HintCode(enum.StrEnum):
     WAIT_FOR_BROKER = "wait_for_broker"
     WAIT_FOR_DATABASE = "wait_for_database"
     WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
+    WAIT_FOR_QUOTA = "wait_for_quota"  # namespace
     SPLIT_SUBMISSION = "split_submission"
     WAIT_OR_RESOLVE = "wait_or_resolve"
 
@@ -58,6 +60,7 @@ class Hint(Struct, frozen=True, omit_defaults=True):
     handler_class: str | None = None
     path: str | None = None
     names: tuple[str, ...] | None = None
+    namespace: str | None = None
 
 
 TEXTS: Final[dict[HintCode, str]] = {
@@ -80,6 +83,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.CONFIGURE_EXECUTOR: "configure the executor, or run such steps inside the broker with"
     " execution.on_missing: local",
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time",
+    HintCode.RAISE_QUOTA: "raise the limit of {namespace} in limits.namespaces, and reload the configuration",
     HintCode.NAME_FOR_LEVEL0: "start a worker that offers {handler_class}, or add {handler_class} to"
     " bus.level0.handlers and restart the broker",
     HintCode.CANCEL_FIRST: "cancel task {task_id}, wait until it has ended, then erase it",
@@ -91,6 +95,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
     HintCode.SPLIT_SUBMISSION: "submit the tasks in several smaller batches",
     HintCode.WAIT_FOR_OPEN_STEPS: "wait until steps have finished, or raise limits.max_open_steps",
+    HintCode.WAIT_FOR_QUOTA: "submit again later, or raise the limit of {namespace} in limits.namespaces",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first",
 }
 

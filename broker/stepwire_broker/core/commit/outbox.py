@@ -164,10 +164,12 @@ class Outbox:
             lane.dirty[task.id] = task
 
     def withdraw(self, task: Task) -> None:
-        """Write nothing of this task in the open group."""
+        """Write nothing of this task in the open group, and no audit of commands whose effects are withdrawn."""
         lane = self.lanes[task.lane]
-        if lane.dirty.pop(task.id, None) is not None:
+        audit = [row for row in lane.audit if row.part != ("task", task.id)]
+        if lane.dirty.pop(task.id, None) is not None or len(audit) < len(lane.audit):
             lane.promised = True
+        lane.audit = audit
 
     def send(self, send: Send) -> None:
         lane = self._only

@@ -11,6 +11,7 @@ PositiveMs: TypeAlias = Annotated[int, Meta(ge=1, le=366 * 24 * 3600 * 1000)]
 RetentionMs: TypeAlias = Annotated[int, Meta(ge=1, le=3660 * 24 * 3600 * 1000)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=limits.INTEGER_MAX)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-200, le=200)]  # of a task and a step together
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +42,13 @@ class CurveSettings(Struct, frozen=True, forbid_unknown_fields=True):
     clients_dir: str | None = None
 
 
+class NextSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A pair of tcp endpoints for the key that replaces the brokers' key. Without a rotation, they serve that key."""
+
+    steps: str | None = None
+    results: str | None = None
+
+
 OneOrMore: TypeAlias = str | tuple[str, ...]
 
 
@@ -49,6 +57,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     results: OneOrMore = "ipc://.stepwire/results.sock"
     ipc_mode: Literal["0600", "0660"] = "0600"
     curve: CurveSettings = CurveSettings()
+    next: NextSettings = NextSettings()
     batch: BatchSettings = BatchSettings()
     heartbeat_ms: PositiveMs = limits.HEARTBEAT_MS
     lease_ms: PositiveMs = limits.LEASE_MS
@@ -234,6 +243,14 @@ class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Annotated[int, Meta(ge=64, le=1_000_000)] = 6_144  # fewer if the process may open fewer files
 
 
+class QuotaSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The limits of the tasks of one namespace. None: no limit."""
+
+    max_open_steps: Limit | None = None
+    steps_per_s: Limit | None = None  # of submitted tasks; what was not used for a second may be used at once
+    priority_max: Priority | None = None  # of a task's priority and that of its steps together
+
+
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_open_steps: Limit = 1_000_000
     max_active_tasks: Limit = 50_000
@@ -245,6 +262,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     edges_per_workflow: Limit = 50_000
     tasks_per_batch: Limit = 10_000
     steps_per_batch: Limit = 100_000  # they are written in one transaction
+    namespaces: dict[str, QuotaSettings] = {}
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):

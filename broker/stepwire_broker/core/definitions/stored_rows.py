@@ -113,5 +113,5 @@ class Opened(Struct, frozen=True):
     lease_ms_before: int  # the lease that workers may still hold; 0 when no broker ran before
     workflows: list[StoredWorkflow]
     open_tasks: int
-    open_steps: int
+    open_steps: dict[str, int]  # of open tasks, by namespace
     controls: list[StoredControl] = []  # by kind and name

@@ -126,6 +126,7 @@ def _stop_all(state: BrokerState, task: Task, code: str, now: Now) -> None:
             request_stop(state, step, "task_cancelled")
             if step.at_most_once and not step.granted:
                 cancel_step(state, step, code, now)  # the step needs a grant to start, and gets none
+                step.ended_by_command = True
 
 
 def on_pause(state: BrokerState, task: Task, event: PauseTask, now: Now) -> None:
@@ -293,6 +294,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
                 wait_again(state, step, now)
         case _:
             assert_never(event.outcome)
+    step.ended_by_command = step.is_final
     state.answer(event.request, Done(task.id, task.state, task.attention), task)
 
 

@@ -9,7 +9,7 @@ reading its sockets.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -28,12 +28,21 @@ _ROW_BYTES: Final = 200  # estimated size of a new row in memory until it is wri
 _UID_MASK: Final = 2**128 - 1
 
 
+class StoredOnly(NamedTuple):
+    """A new task that is not in memory."""
+
+    task_id: int
+    namespace: str
+    steps: int
+    wants: str | None
+
+
 class Undecided(Struct):
     """A submission whose insert is not committed yet."""
 
     request: int
     tasks: list[Task]  # the tasks that go into memory if they own their keys
-    stored_only: list[tuple[int, int, str | None]]  # task id, number of steps, wants: memory has no space for them
+    stored_only: list[StoredOnly]  # memory has no space for them
     ids: list[int]
     admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
     at: Now
@@ -69,7 +78,8 @@ def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now
     )
     steps = sum(len(workflow.steps) for workflow in workflows)
     state.next_id += len(workflows) + steps
-    state.open_steps += steps
+    for workflow in workflows:
+        state.count_open(workflow.namespace, len(workflow.steps))
     _build_on(state, building, now)
 
 
@@ -135,7 +145,7 @@ def _add(building: Building, new: NewTask, created: CreatedTask, now: Now) -> No
     undecided.ids.append(row.id)
     building.bytes += len(new.context) + _ROW_BYTES * (1 + len(created.steps))
     if task is None:
-        undecided.stored_only.append((row.id, len(created.steps), row.wants))
+        undecided.stored_only.append(StoredOnly(row.id, row.namespace, len(created.steps), row.wants))
     else:
         undecided.tasks.append(task)
     if task is not None and undecided.admitted:

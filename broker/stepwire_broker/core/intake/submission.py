@@ -19,7 +19,7 @@ from stepwire_broker.core.progress.new_task import begin
 from stepwire_broker.core.progress.stored_tasks import note_stored
 from stepwire_broker.core.state import BrokerState
 
-from . import storing
+from . import quotas, storing
 from .storing import Undecided
 from .unknown_workflow import unknown_workflow
 
@@ -96,6 +96,8 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
         )
+    if refused is None and state.quotas:
+        refused = quotas.refusal(state, event.tasks, workflows, now)
     numbers = steps + len(event.tasks)
     reserve_numbers(state, numbers)
     if refused is None and state.next_id + numbers - 1 > state.last_id:
@@ -105,6 +107,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is not None:
         state.refuse_now(event.request, refused)
         return
+    quotas.pay(state, workflows, now)
     storing.store(state, event, workflows, now)
 
 
@@ -195,10 +198,10 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             begin(state, task, undecided.at)
     state.counters.submitted += len(undecided.ids) - len(outcome.existing)
     existing = outcome.existing
-    for task_id, steps, _ in undecided.stored_only:
-        if task_id in existing:
-            state.open_steps -= steps
-    note_stored(state, (wants for task_id, _, wants in undecided.stored_only if task_id not in existing))
+    for stored in undecided.stored_only:
+        if stored.task_id in existing:
+            state.count_open(stored.namespace, -stored.steps)
+    note_stored(state, (stored.wants for stored in undecided.stored_only if stored.task_id not in existing))
     state.answer(
         outcome.request,
         TasksSubmitted(
@@ -220,12 +223,12 @@ def _key_conflict(conflict: KeyConflict) -> CommandRefused:
 def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:
     for task in undecided.tasks:
         _undo_task(state, task, undecided.admitted, now)
-    for _, steps, _ in undecided.stored_only:
-        state.open_steps -= steps
+    for stored in undecided.stored_only:
+        state.count_open(stored.namespace, -stored.steps)
 
 
 def _undo_task(state: BrokerState, task: Task, admitted: bool, now: Now) -> None:
     if admitted:
         discard(state, task, now)
     else:
-        state.open_steps -= len(task.steps)
+        state.count_open(task.namespace, -len(task.steps))

@@ -114,7 +114,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
         task = restored(state, row, rows)
         refused = state.rejected.pop(row.id, None)
         if refused is not None:
-            state.open_steps += task.open
+            state.count_open(task.namespace, task.open)
         admit(state, task, now, is_stored=bool(row.stored))
         taken += 1
         if refused is not None:

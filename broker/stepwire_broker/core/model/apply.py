@@ -209,7 +209,7 @@ def _reopened(step: Step, fact: facts.Reopened) -> None:
     step.accept_from = step.delivery + 1
     step.batch_id = step.ready_ms = step.not_before_ms = step.finished_ms = step.started_ms = step.run_ms = None
     step.deadline_ms = step.deadline_mono = step.error = step.reason = step.earlier = None
-    step.granted = False
+    step.granted = step.ended_by_command = False
     step.key_number += fact.new_key
     step.output = None
     step.output_bytes = 0

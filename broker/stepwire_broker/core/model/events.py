@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
-from stepwire_broker.core.definitions.settings import ExecutionSettings
+from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
 from stepwire_broker.core.definitions.workflow import Workflow
 
@@ -131,12 +131,22 @@ class PeerVanished(Struct, frozen=True):
     to: str
 
 
+class NextEndpoints(Struct, frozen=True):
+    """The endpoints that serve the key which will replace the brokers' CURVE key."""
+
+    steps: str
+    results: str
+    server_key: str
+
+
 class EndpointsBound(Struct, frozen=True):
-    """The bus is open. Workers are sent these addresses in `welcome`."""
+    """The bus is open, or its keys have changed. Workers are sent these addresses in `welcome`, and after a change in
+    acks of heartbeats."""
 
     steps: str
     results: str
     server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
+    next: NextEndpoints | None = None  # during a rotation of that key
 
 
 class MessageRefused(Struct, frozen=True):
@@ -212,6 +222,12 @@ class Reconfigure(Struct, frozen=True):
     execution: ExecutionSettings
 
 
+class QuotasChanged(Struct, frozen=True):
+    """Use these quotas from now on, by namespace. Steps that are open already stay."""
+
+    quotas: Mapping[str, QuotaSettings]
+
+
 class GrantsChanged(Struct, frozen=True):
     """Use these grants from now on, and no others. A principal without a grant is revoked: its sessions get no further
     step, and nothing that it sends counts. An operator states that the workers of `declared_dead` have ended."""
@@ -263,6 +279,7 @@ Event: TypeAlias = (
     | LoopWasLate
     | Tick
     | Reconfigure
+    | QuotasChanged
     | GrantsChanged
     | ActionNoticed
     | Drain

@@ -108,6 +108,7 @@ class Step(Struct, gc=False, weakref=False, eq=False):
     stderr: "StandardError | None" = None  # to be written when the group closes
     rests_until_ms: int | None = None  # until then the step may leave memory, even if a worker offers its handler
     message_bytes: int = 0  # once it was too large for a worker: what a worker must accept, in whole MESSAGE_BYTES_UNIT
+    ended_by_command: bool = False  # an operator's command made it final
     retry: str | None = None  # for its next attempt: RETRY_COUNTED, RETRY_NAMED, or None: the retry budget decides
 
     @property

@@ -23,5 +23,5 @@ def discard(state: BrokerState, task: Task, now: Now) -> None:
     for step in task.steps:
         remove_delivery(state, step)
     state.outbox.withdraw(task)
-    state.open_steps -= task.open
+    state.count_open(task.namespace, -task.open)
     state.drop(task)

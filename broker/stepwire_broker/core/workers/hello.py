@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from stepwire_protocol import limits
-from stepwire_protocol.messages import Bye, Heartbeat, Hello
+from stepwire_protocol.messages import Bye, Endpoints, Heartbeat, Hello
 
 from stepwire_broker.core import letters
 from stepwire_broker.core.commit.decision import OffersLeftOut, ToWorker
@@ -127,14 +127,33 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
             session.offer(beat.free[broker], beat.slots_free.get(broker))
     if beat.n > session.reported_n:
         compare_holding(state, session, beat.n, beat.holding, now)
+    is_idle = not session.deliveries and not beat.holding
+    _ack(state, session, beat.n, quit=state.quieted.get(session.worker, False) and is_idle, now=now)
+
+
+def _ack(state: BrokerState, session: WorkerSession, n: int, *, quit: bool, now: Now) -> None:
     ack = letters.heartbeat_ack(
         state.identity,
         session,
-        beat.n,
+        n,
         quiet=state.draining or session.worker in state.quieted,
-        quit=state.quieted.get(session.worker, False) and not session.deliveries and not beat.holding,
+        quit=quit,
+        brokers=_changed_peers(state, now),
     )
     state.decision.sends.append(ToWorker(session.topic, ack))
+
+
+def tell_peers(state: BrokerState, now: Now) -> None:
+    """Repeat the ack of each worker's last report, with the changed addresses or keys of the brokers."""
+    for session in state.sessions.values():
+        if session.is_addressable:
+            _ack(state, session, session.reported_n, quit=False, now=now)
+
+
+def _changed_peers(state: BrokerState, now: Now) -> list[Endpoints] | None:
+    """The addresses of brokers while their keys rotate, and for some time after a change: an ack may be lost."""
+    is_rotating = len(state.peers) > 1
+    return state.peers if is_rotating or now.mono < state.peers_told_until_mono else None
 
 
 def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:

@@ -90,14 +90,14 @@ class LoadingQueries(Reading):
         ]
 
     def open_counts(self) -> OpenCounts:
-        return OpenCounts(
-            *self.execute(
-                f"""
-                SELECT (SELECT count(*) FROM ({OPEN_TASK_IDS})),
-                 (SELECT count(*) FROM steps WHERE finished_ms IS NULL AND task_id IN ({OPEN_TASK_IDS}))
-                """  # noqa: S608
-            ).fetchone()
-        )
+        rows = self.execute(
+            f"""
+            SELECT namespace, count(*),
+             sum((SELECT count(*) FROM steps WHERE task_id = tasks.id AND finished_ms IS NULL))
+            FROM tasks WHERE id IN ({OPEN_TASK_IDS}) GROUP BY namespace
+            """  # noqa: S608
+        ).fetchall()
+        return OpenCounts(sum(tasks for _, tasks, _ in rows), {name: steps for name, _, steps in rows if steps})
 
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
         with self.snapshot():

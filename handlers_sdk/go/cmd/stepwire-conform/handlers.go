@@ -16,11 +16,26 @@ const crashCode = 70
 
 type kindInput struct {
 	Kind string `json:"kind"`
+	Text string `json:"text"`
+	Log  string `json:"log"`
+}
+
+// or is the text of the input, or this one.
+func (i *kindInput) or(text string) string {
+	if i.Text != "" {
+		return i.Text
+	}
+	return text
 }
 
 type msInput struct {
 	MS     float64 `json:"ms"`
 	Ignore bool    `json:"ignore"`
+}
+
+type progressInput struct {
+	MS   float64 `json:"ms"`
+	Note *string `json:"note"`
 }
 
 type waited struct {
@@ -33,17 +48,21 @@ func echo(_ context.Context, step *stepwire.Step[json.RawMessage]) (json.RawMess
 }
 
 func fail(_ context.Context, step *stepwire.Step[kindInput]) (any, error) {
-	switch step.Input.Kind {
+	input := &step.Input
+	if input.Log != "" {
+		step.Log.Infof("%s", input.Log)
+	}
+	switch input.Kind {
 	case "permanent":
-		return nil, stepwire.Permanent("a permanent error", stepwire.Code("conform"))
+		return nil, stepwire.Permanent(input.or("a permanent error"), stepwire.Code("conform"))
 	case "retry":
-		return nil, stepwire.Retry(1500*time.Millisecond, "a retryable error")
+		return nil, stepwire.Retry(1500*time.Millisecond, input.or("a retryable error"))
 	case "unknown":
-		return nil, stepwire.OutcomeUnknown("the outcome is unknown")
+		return nil, stepwire.OutcomeUnknown(input.or("the outcome is unknown"))
 	case "unavailable":
-		return nil, stepwire.Failed("a resource is unavailable", stepwire.Category("unavailable"))
+		return nil, stepwire.Failed(input.or("a resource is unavailable"), stepwire.Category("unavailable"))
 	default:
-		return nil, errors.New("an ordinary error")
+		return nil, errors.New(input.or("an ordinary error"))
 	}
 }
 
@@ -125,8 +144,12 @@ func textOrNull(text string) *string {
 }
 
 // progress reports, and waits `ms`: a run that ends at once may send no progress message.
-func progress(ctx context.Context, step *stepwire.Step[msInput]) (struct{}, error) {
-	if err := step.Progress(1, 2, "half"); err != nil {
+func progress(ctx context.Context, step *stepwire.Step[progressInput]) (struct{}, error) {
+	note := "half"
+	if step.Input.Note != nil {
+		note = *step.Input.Note
+	}
+	if err := step.Progress(1, 2, note); err != nil {
 		return struct{}{}, err
 	}
 	select {

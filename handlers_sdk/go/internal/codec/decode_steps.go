@@ -1,6 +1,9 @@
 package codec
 
-import "unicode/utf8"
+import (
+	"bytes"
+	"unicode/utf8"
+)
 
 func decodeSteps(d *decoder) FromBroker {
 	m := &Steps{}
@@ -23,7 +26,18 @@ func decodeSteps(d *decoder) FromBroker {
 		return true
 	})
 	m.From, m.Session = d.from, d.session
+	if mayNeedOpening(d.data) {
+		for _, step := range m.Steps {
+			step.MayNeedOpening = true
+		}
+	}
 	return m
+}
+
+// mayNeedOpening searches a whole message for the beginning of $secret and $sealed, so that most steps cost nothing
+// more. A key may also be written with escapes.
+func mayNeedOpening(message []byte) bool {
+	return bytes.Contains(message, []byte("$se")) || bytes.Contains(message, []byte(`\u00`))
 }
 
 var emptyObject = []byte("{}")

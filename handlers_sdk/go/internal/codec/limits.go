@@ -35,6 +35,7 @@ const (
 	StartRetransmitMS       = 300
 	StartRetransmitMaxMS    = 3_000
 	SocketRebuildMS         = 15_000
+	ServerKeyRetryMS        = 5_000
 	UnlistedMS              = 600_000
 	TimeoutDefaultMS        = 30_000
 	TombstoneMS             = 600_000

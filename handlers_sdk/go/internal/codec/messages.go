@@ -107,6 +107,8 @@ type StepRequest struct {
 	Delivery        int64
 	DeliveryMode    string
 	Metadata        StepMetadata
+	// MayNeedOpening is false if the message certainly held no reference to a secret and no sealed payload.
+	MayNeedOpening bool
 }
 
 // Item names this delivery.

@@ -8,4 +8,6 @@ import (
 
 // Run runs the handler of a worker (a *stepwire.Worker) for this step, as a worker would. It is set by the package
 // stepwire.
-var Run func(worker any, step *codec.StepRequest, report func(codec.ProgressItem)) (*codec.Result, error)
+var Run func(
+	worker any, step *codec.StepRequest, secrets map[string]string, report func(codec.ProgressItem),
+) (*codec.Result, error)

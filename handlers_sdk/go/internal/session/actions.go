@@ -87,6 +87,13 @@ func (r *Run) Begin(nowMS float64) bool {
 	return true
 }
 
+// IsLeaseOver is asked by a runner that had to wait after Begin: the handler must not be called then.
+func (r *Run) IsLeaseOver(nowMS float64) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return nowMS >= r.lease.UntilMS()
+}
+
 // End is called by the runner before it releases the slot of the run: from then on, another run may have that slot.
 func (r *Run) End() {
 	r.mutex.Lock()

@@ -17,6 +17,8 @@ type endpoints struct {
 	connectedMS map[Link]float64
 	listedMS    *ordered[Link, float64]         // of links learned from a list: when a list last named the broker
 	lists       map[*brokerPeer]map[string]bool // the brokers that each broker listed in its open session
+	keys        map[string][]string             // the CURVE keys that each broker lists for itself, the current one first
+	key         map[Link]string                 // of links whose latest key is not the configured one
 	ignored     map[string]bool                 // brokers that need CURVE keys, which the worker does not have
 	brokers     *brokers
 	holdings    *holdings
@@ -28,7 +30,7 @@ func newEndpoints(config *Config, brokers *brokers, holdings *holdings, out *out
 		checkAtMS: Never, hasCurve: config.Curve, brokerOf: newOrdered[Link, string](),
 		connectedMS: map[Link]float64{}, listedMS: newOrdered[Link, float64](),
 		lists: map[*brokerPeer]map[string]bool{}, ignored: map[string]bool{}, brokers: brokers, holdings: holdings,
-		out: out,
+		keys: map[string][]string{}, key: map[Link]string{}, out: out,
 	}
 	for _, link := range config.Links {
 		e.brokerOf.set(link, "")
@@ -40,7 +42,7 @@ func (e *endpoints) start(nowMS float64) {
 	for each := e.brokerOf.first; each != nil; each = each.behind {
 		e.connectedMS[each.key] = nowMS
 	}
-	e.checkAtMS = nowMS + codec.SocketRebuildMS
+	e.checkAtMS = nowMS + codec.ServerKeyRetryMS
 }
 
 // learn connects to the brokers that this broker lists. A configured endpoint may be the same broker with another
@@ -84,6 +86,51 @@ func (e *endpoints) learn(peer *brokerPeer, listed []codec.Endpoints, nowMS floa
 		e.listedMS.set(link, nowMS)
 		e.out.add(Connect{link, entry.ServerKey})
 	}
+	if e.hasCurve {
+		e.followKey(peer.id, listed, nowMS)
+	}
+}
+
+// followKey connects again with the broker's current key if it has changed.
+func (e *endpoints) followKey(broker string, listed []codec.Endpoints, nowMS float64) {
+	var keys []string
+	for _, entry := range listed {
+		if entry.Broker == broker && entry.ServerKey != "" && isComplete(entry) {
+			keys = append(keys, entry.ServerKey)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	before, ok := e.keys[broker]
+	e.keys[broker] = keys
+	link, isLinked := e.linkOf(broker)
+	if ok && isLinked && before[0] != keys[0] && e.key[link] != keys[0] {
+		e.connectWith(link, keys[0], nowMS)
+		e.out.log(Info, "server_key_changed", Facts{"link": link, "broker": broker})
+	}
+}
+
+func (e *endpoints) connectWith(link Link, key string, nowMS float64) {
+	e.key[link] = key
+	e.connectedMS[link] = nowMS
+	e.out.add(Disconnect{link})
+	e.out.add(Connect{link, key})
+}
+
+// nextKey returns the key for the next attempt. A broker that has listed several keys may have changed its key
+// meanwhile.
+func (e *endpoints) nextKey(link Link, keys []string) string {
+	used := e.key[link]
+	if used == "" && len(keys) > 1 {
+		used = keys[0]
+	}
+	for i, key := range keys {
+		if key == used {
+			return keys[(i+1)%len(keys)]
+		}
+	}
+	return keys[0]
 }
 
 func isComplete(entry codec.Endpoints) bool { return entry.Steps != "" && entry.Results != "" }
@@ -169,6 +216,8 @@ func (e *endpoints) disconnectUnlisted(nowMS float64) {
 			e.listedMS.remove(link)
 			e.brokerOf.remove(link)
 			delete(e.connectedMS, link)
+			delete(e.keys, broker)
+			delete(e.key, link)
 			if peer != nil {
 				delete(e.lists, peer)
 				e.brokers.forget(peer)
@@ -203,9 +252,17 @@ func (e *endpoints) rebuildSilent(nowMS float64) {
 		if peer := e.brokers.get(broker); peer != nil {
 			answeredMS = peer.answeredMS
 		}
-		if math.Max(answeredMS, e.connectedMS[link]) <= sinceMS {
-			e.connectedMS[link] = nowMS
-			e.out.add(Rebuild{link})
+		keys, silentMS := e.keys[broker], float64(codec.SocketRebuildMS)
+		if len(keys) > 1 {
+			silentMS = codec.ServerKeyRetryMS
+		}
+		if math.Max(answeredMS, e.connectedMS[link]) <= nowMS-silentMS {
+			if len(keys) > 0 {
+				e.connectWith(link, e.nextKey(link, keys), nowMS)
+			} else {
+				e.connectedMS[link] = nowMS
+				e.out.add(Rebuild{link})
+			}
 			e.out.log(Debug, "link_rebuilt", Facts{"link": link, "broker": broker})
 		}
 	}

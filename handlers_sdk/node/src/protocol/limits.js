@@ -30,6 +30,7 @@ export const RESULTS_BROADCAST_FROM_TRY = 3 // from this try on, results are als
 export const START_RETRANSMIT_MS = 300
 export const START_RETRANSMIT_MAX_MS = 3_000
 export const SOCKET_REBUILD_MS = 15_000
+export const SERVER_KEY_RETRY_MS = 5_000
 export const UNLISTED_MS = 600_000 // a broker learned from a list is disconnected after this time on no list
 export const TIMEOUT_DEFAULT_MS = 30_000
 export const TOMBSTONE_MS = 600_000

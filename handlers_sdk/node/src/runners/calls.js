@@ -8,7 +8,7 @@ export const GIVE_BACK = null // an outcome: the step was not started, or had no
 
 /** One run, with its handler and context. `memory` and `index`: see RunMemory in actions.js. */
 export class HandlerCall {
-  constructor({ memory, index, step, offer, handler, timeoutMs, deadlineMs, runner }) {
+  constructor({ memory, index, step, offer, handler, timeoutMs, deadlineMs, runner, edge = null }) {
     this.memory = memory
     this.index = index
     this.step = step
@@ -17,6 +17,8 @@ export class HandlerCall {
     this.timeoutMs = timeoutMs
     this.deadlineMs = deadlineMs
     this.runner = runner // {clock, logger, report(call, done, total, note)}
+    this.edge = edge // null: the step certainly needs no opening
+    this.opened = null // by the edge: {values, task}
     this.context = null
     this.startedMs = 0
     this.endedBy = undefined // after the end: the reason of the request to stop, or null
@@ -47,10 +49,43 @@ export class HandlerCall {
   }
 
   /**
-   * Call the handler. Returns its outcome, or a promise of it: the output as JSON text, a result {status, output, error,
+   * Run the step between its opening and the closing of its outcome. Returns the outcome, or a promise of it: the output as JSON text, a result {status, output, error,
    * metadata}, or GIVE_BACK. Never throws, and the promise never rejects.
    */
   run() {
+    if (this.edge === null) return this.call()
+    const opened = this.edge.open(this.step)
+    return opened instanceof Promise ? opened.then((settled) => this.callLater(settled)) : this.callOpened(opened)
+  }
+
+  /** Call the handler, unless the step could not be opened or may not run any more: the opening may have taken long. */
+  callOpened(opened) {
+    if (opened.refusal !== null) return this.logged(opened.refusal)
+    this.opened = opened
+    if (this.memory.isLeaseOver(this.index, this.runner.clock())) return GIVE_BACK
+    const outcome = this.call()
+    return outcome instanceof Promise ? outcome.then((settled) => this.closed(settled)) : this.closed(outcome)
+  }
+
+  /** The same for a step whose opening had to wait: the run may have been asked to stop meanwhile. */
+  callLater(opened) {
+    const reason = this.stopReason()
+    if (opened.refusal !== null || reason === null) return this.callOpened(opened)
+    this.opened = opened
+    return reason === 'shutdown' ? GIVE_BACK : this.closed(stopped(this.handler, this.step, reason, this.tookMs))
+  }
+
+  /** The outcome as it may leave the worker. */
+  closed(outcome) {
+    return outcome === GIVE_BACK ? GIVE_BACK : this.edge.close(this.step, this.opened, outcome)
+  }
+
+  get isSealed() {
+    return this.opened !== null && this.opened.task !== null
+  }
+
+  /** Call the handler. Returns the same as `run`. */
+  call() {
     const { handler, step, runner } = this
     let value
     try {
@@ -62,6 +97,7 @@ export class HandlerCall {
       flags: this,
       clock: runner.clock,
       logger: runner.logger,
+      isSealed: this.isSealed,
       report: (done, total, note) => runner.report(this, done, total, note),
     })
     Context.begin(this.context, this.startedMs, Math.min(this.startedMs + this.timeoutMs, this.deadlineMs))
@@ -103,12 +139,12 @@ export class HandlerCall {
       if (reason === 'shutdown' && step.delivery_mode === 'at_least_once') return GIVE_BACK
       return stopped(handler, step, reason, this.tookMs)
     }
-    runLog.thrown(this.runner.logger, step, error, reason)
+    runLog.thrown(this.runner.logger, step, error, reason, this.isSealed)
     return failed(handler, error, this.tookMs)
   }
 
   logged(result) {
-    runLog.notReported(this.runner.logger, this.step, result)
+    runLog.notReported(this.runner.logger, this.step, result, this.isSealed)
     return result
   }
 }

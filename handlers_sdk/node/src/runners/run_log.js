@@ -10,8 +10,9 @@
 
 import { Permanent, Retry, StepError } from '../errors.js'
 import * as logs from '../logs.js'
+import { plainWord } from '../protocol/sealed_payloads.js'
 import { shortened } from '../texts.js'
-import { backtrace, summary } from '../tracebacks.js'
+import { backtrace, summary, typeOf } from '../tracebacks.js'
 
 const TEXT_CHARS_MAX = 500 // the stack and the result have more
 
@@ -26,8 +27,18 @@ const REASONS = {
 }
 const EXPECTED = new Set(['task_cancelled', 'shutdown'])
 
-/** Log the error of a handler. */
-export function thrown(logger, step, error, cancelReason) {
+/** Log the error of a handler; of a sealed step, only its type. */
+export function thrown(logger, step, error, cancelReason, isSealed = false) {
+  if (isSealed) {
+    write(
+      logger,
+      'warning',
+      'run_failed',
+      step,
+      `failed: ${plainWord(typeOf(error)) ?? 'Error'}; the text of the error is sealed`,
+    )
+    return
+  }
   if (cancelReason !== null) {
     write(logger, 'info', 'run_failed', step, `ended after it was asked to stop (${cancelReason}): ${summary(error)}`)
     return
@@ -44,8 +55,9 @@ export function thrown(logger, step, error, cancelReason) {
 }
 
 /** Log a failure that the SDK has found: input that does not fit, output that is not JSON, a result too large. */
-export function notReported(logger, step, result) {
-  write(logger, 'error', 'run_failed', step, `failed: ${result.error.code}: ${result.error.message}`)
+export function notReported(logger, step, result, isSealed = false) {
+  const text = isSealed ? 'the text of the error is sealed' : result.error.message
+  write(logger, 'error', 'run_failed', step, `failed: ${result.error.code}: ${text}`)
 }
 
 /** Log that a run is asked to stop. A handler may ignore it, so the end of the run may never be logged. */

@@ -12,11 +12,12 @@ export class BrokerLinks {
   constructor(config, brokers, holdings, out) {
     this.checkAtMs = NEVER
     this.hasCurve = config.curve
-    // By link: {link, broker: null if unknown, connectedMs, listedMs: when a list last named it, null if configured}
+    // By link: {link, broker: null if unknown, key: null if configured or not listed, connectedMs, listedMs: when a list last named it, null if configured}
     this.links = new Map(
-      config.links.map((link) => [keyOf(link), { link, broker: null, connectedMs: 0, listedMs: null }]),
+      config.links.map((link) => [keyOf(link), { link, broker: null, key: null, connectedMs: 0, listedMs: null }]),
     )
     this.lists = new Map() // by peer: the brokers that it listed in its open session
+    this.keys = new Map() // by broker: the CURVE keys that it lists for itself, the current one first
     this.ignored = new Set() // brokers that need CURVE keys, which the worker does not have
     this.brokers = brokers
     this.holdings = holdings
@@ -25,7 +26,7 @@ export class BrokerLinks {
 
   start(nowMs) {
     for (const entry of this.links.values()) entry.connectedMs = nowMs
-    this.checkAtMs = nowMs + limits.SOCKET_REBUILD_MS
+    this.checkAtMs = nowMs + limits.SERVER_KEY_RETRY_MS
   }
 
   /**
@@ -53,9 +54,35 @@ export class BrokerLinks {
       }
       const link = { steps, results }
       known.add(broker)
-      this.links.set(keyOf(link), { link, broker, connectedMs: nowMs, listedMs: nowMs })
+      this.links.set(keyOf(link), { link, broker, key: null, connectedMs: nowMs, listedMs: nowMs })
       this.out.add({ kind: 'connect', link, serverKey })
     }
+    if (!this.hasCurve) return
+    const own = listed.filter((entry) => entry.broker === peer.id && entry.server_key !== null)
+    this.followKey(
+      peer.id,
+      own.map((entry) => entry.server_key),
+      nowMs,
+    )
+  }
+
+  /** Connect again with the broker's current key if it has changed. */
+  followKey(broker, keys, nowMs) {
+    if (keys.length === 0) return
+    const before = this.keys.get(broker) ?? keys
+    this.keys.set(broker, keys)
+    const entry = [...this.links.values()].find((each) => each.broker === broker)
+    if (entry !== undefined && before[0] !== keys[0] && entry.key !== keys[0]) {
+      this.connectWith(entry, keys[0], nowMs)
+      this.out.log('info', 'server_key_changed', { link: entry.link, broker })
+    }
+  }
+
+  connectWith(entry, key, nowMs) {
+    entry.key = key
+    entry.connectedMs = nowMs
+    this.out.add({ kind: 'disconnect', link: entry.link })
+    this.out.add({ kind: 'connect', link: entry.link, serverKey: key })
   }
 
   /** The link to this broker; null if it is not known. */
@@ -95,6 +122,7 @@ export class BrokerLinks {
         entry.listedMs = nowMs
       } else if (nowMs - entry.listedMs >= limits.UNLISTED_MS && (peer === null || this.isUnused(peer))) {
         this.links.delete(key)
+        this.keys.delete(broker)
         if (peer !== null) {
           this.lists.delete(peer)
           this.brokers.forget(peer)
@@ -124,9 +152,15 @@ export class BrokerLinks {
       const peer = broker === null ? null : this.brokers.get(broker)
       if (broker === null && strangers >= unnamed) continue
       const answeredMs = peer === null ? -NEVER : peer.answeredMs
-      if (Math.max(answeredMs, entry.connectedMs) <= sinceMs) {
-        entry.connectedMs = nowMs
-        this.out.add({ kind: 'rebuild', link })
+      const keys = this.keys.get(broker) ?? []
+      const silentMs = keys.length > 1 ? limits.SERVER_KEY_RETRY_MS : limits.SOCKET_REBUILD_MS
+      if (Math.max(answeredMs, entry.connectedMs) <= nowMs - silentMs) {
+        if (keys.length > 0) {
+          this.connectWith(entry, nextKey(entry.key, keys), nowMs)
+        } else {
+          entry.connectedMs = nowMs
+          this.out.add({ kind: 'rebuild', link })
+        }
         this.out.log('debug', 'link_rebuilt', { link, broker })
       }
     }
@@ -138,4 +172,10 @@ export class BrokerLinks {
     this.ignored.add(broker)
     this.out.log('warning', 'broker_ignored', { broker })
   }
+}
+
+/** The key for the next attempt. A broker that has listed several keys may have changed its key meanwhile. */
+function nextKey(used, keys) {
+  const at = keys.indexOf(used ?? (keys.length > 1 ? keys[0] : ''))
+  return keys[(at + 1) % keys.length]
 }

@@ -12,15 +12,17 @@ const DROPPED = {
   version:
     'broker {broker} refuses this worker: they have no protocol version in common; ' +
     'use a broker and an SDK of the same release',
-  unauthorized: 'broker {broker} refuses this worker: it is not authorized',
+  unauthorized: 'broker {broker} refuses this worker: unauthorized',
   shutdown: 'broker {broker} shuts down',
   deployment_replaced: 'the session with broker {broker} has ended, because its database is another one',
 }
 
 /** Logs the events of one worker. `write` is called with the level, the text and the facts. */
 export class WorkerEvents {
-  constructor(workerId, linkOf, logger) {
+  /** `publicKey`: the CURVE key that the worker connects with, for its lines about refusals; null without keys. */
+  constructor(workerId, linkOf, logger, publicKey = null) {
     this.workerId = workerId
+    this.publicKey = publicKey
     this.linkOf = linkOf
     this.logger = logger
     this.epochs = new Map() // of each broker's last session
@@ -29,7 +31,9 @@ export class WorkerEvents {
   /** @param {any} facts */
   log(level, event, facts = {}) {
     const sentence = event === 'session_opened' ? this.opened(facts) : SENTENCES[event](facts)
-    logs.write(this.logger, level, clean(sentence), { event, worker: this.workerId, ...facts })
+    const isRefused = facts.why === 'unauthorized' || facts.code === 'unauthorized'
+    const text = isRefused ? `${sentence}; ${keyOf(this.publicKey)}` : sentence
+    logs.write(this.logger, level, clean(text), { event, worker: this.workerId, ...facts })
   }
 
   opened({ broker, session }) {
@@ -41,6 +45,12 @@ export class WorkerEvents {
     const again = before === undefined ? '' : before === epoch ? ' again' : ' again, after its restart'
     return `connected to broker ${broker}${at}${again}`
   }
+}
+
+/** How a refused worker names its key, and what to do. */
+export function keyOf(publicKey) {
+  const key = publicKey === null ? 'this worker has no key' : `this worker's public key is ${publicKey}`
+  return `${key}; on the broker's host see \`stepwire keys list\` and \`stepwire keys allow\``
 }
 
 function started({ name, pid, slots, handlers }) {
@@ -81,6 +91,7 @@ const SENTENCES = {
     `broker ${broker} refused a message of this worker (${refused ?? 'None'}): ${code}: ${message}`,
   link_rebuilt: ({ link }) => `connecting to ${link.steps} again, because it is silent`,
   link_removed: ({ broker }) => `disconnected from broker ${broker}, because no list names it`,
+  server_key_changed: ({ broker }) => `connecting to broker ${broker} again, because it has a new CURVE key`,
   broker_ignored: ({ broker }) =>
     `broker ${broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE`,
   connect_failed: ({ endpoint, error }) => `cannot connect to ${endpoint}: ${error}`,

@@ -3,6 +3,7 @@
 import { Worker as Thread } from 'node:worker_threads'
 import { RunMemory } from '../actions.js'
 import { Clock } from '../identity.js'
+import { mayNeedOpening } from '../protocol/sealed_payloads.js'
 import { HandlerCall } from '../runners/calls.js'
 import { Runner } from '../runners/runner.js'
 import { BEAT_BYTES, LoopBeat } from './loop_watch.js'
@@ -12,11 +13,12 @@ const CLOSE_MS = 5_000 // the sockets close within milliseconds, unless the comp
 
 /** Runs from the start of the socket thread to its end. */
 export class HandlerSide {
-  constructor({ config, handlers, curve, logger, threadUrl = new URL('./socket_thread.js', import.meta.url) }) {
+  constructor({ config, handlers, curve, logger, edge, threadUrl = new URL('./socket_thread.js', import.meta.url) }) {
     const clock = new Clock()
     const beat = new SharedArrayBuffer(BEAT_BYTES)
     this.handlers = handlers
     this.logger = logger
+    this.edge = edge
     this.memory = new RunMemory()
     this.beat = new LoopBeat(beat)
     this.calls = new Map() // by place in shared memory
@@ -85,6 +87,7 @@ export class HandlerSide {
 
   callsOf({ texts, runs }) {
     const steps = texts.map((text) => JSON.parse(text).steps)
+    const edges = texts.map((text) => (mayNeedOpening(text) ? this.edge : null)) // once for all steps of a message
     const calls = []
     for (let i = 0; i < runs.length; i += RUN_FIELDS) {
       const offer = runs[i + 1]
@@ -97,6 +100,7 @@ export class HandlerSide {
         timeoutMs: runs[i + 2],
         deadlineMs: runs[i + 3],
         runner: this.context,
+        edge: edges[runs[i + 4]],
       })
       this.calls.set(call.index, call)
       calls.push(call)

@@ -4,6 +4,8 @@ import { statSync } from 'node:fs'
 import { connect } from 'node:net'
 import { isAbsolute, resolve } from 'node:path'
 
+import { keyOf } from './events.js'
+
 const CONNECT_MS = 1_000
 const ELSEWHERE = 'set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints'
 
@@ -14,12 +16,15 @@ export function shown(endpoint) {
 }
 
 /** The endpoint at fault, and why no broker answers there. Waits at most CONNECT_MS for each connection. */
-export async function diagnosis(link, hasCurve = false) {
+export async function diagnosis(link, publicKey = null) {
   for (const endpoint of [link.steps, link.results]) {
     const fault = await faultOf(endpoint)
     if (fault !== null) return { endpoint: shown(endpoint), reason: fault }
   }
-  const keys = hasCurve ? 'Check also the three CURVE keys' : 'A broker with CURVE needs keys, STEPWIRE_CURVE_FILE'
+  const keys =
+    publicKey === null
+      ? 'A broker with CURVE needs keys, STEPWIRE_CURVE_FILE'
+      : `Check also the three CURVE keys: ${keyOf(publicKey)}, and its log for the code (connection_refused)`
   const reason =
     'a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and ' +
     "STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address. " +

@@ -8,10 +8,9 @@ const EVERY_MS = 300_000 // after those
 
 /** Knows since when links have no session, and when to report that next. */
 export class BrokerSearch {
-  constructor(events, hasCurve) {
+  constructor(events) {
     this.reportAtMs = NEVER
     this.events = events
-    this.hasCurve = hasCurve
     this.sinceMs = 0
     this.reports = 0
   }
@@ -32,7 +31,7 @@ export class BrokerSearch {
     const waitMs = AFTER_MS[this.reports] ?? nowMs - this.sinceMs + EVERY_MS
     this.reportAtMs = this.sinceMs + waitMs
     const seconds = Math.round((nowMs - this.sinceMs) / 1000)
-    diagnosis(closed[0], this.hasCurve).then(({ endpoint, reason }) => {
+    diagnosis(closed[0], this.events.publicKey).then(({ endpoint, reason }) => {
       if (this.reportAtMs !== NEVER) this.events.log('warning', 'no_broker', { endpoint, reason, seconds })
     })
   }

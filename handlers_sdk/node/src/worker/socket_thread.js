@@ -35,8 +35,13 @@ class SocketThread {
     const memory = new RunMemory({ leases, onChunk: (chunk) => this.toMain.addChunk(chunk) })
     this.session = new Session(this.config, Math.random, memory)
     this.logger = hasLogger ? this.toMain.logger() : null
-    this.events = new WorkerEvents(this.config.worker, (id) => this.session.endpoints.linkOf(id), this.logger)
-    this.search = new BrokerSearch(this.events, curve !== null)
+    this.events = new WorkerEvents(
+      this.config.worker,
+      (id) => this.session.endpoints.linkOf(id),
+      this.logger,
+      curve === null ? null : curve.public,
+    )
+    this.search = new BrokerSearch(this.events)
     this.loopWatch = loopWatch
     loopWatch.ping = () => this.toMain.ping()
     this.runs = new Map() // handed over, until their outcome: by their place in shared memory

@@ -4,6 +4,7 @@ import { readFileSync } from 'node:fs'
 import { basename } from 'node:path'
 import * as limits from '../protocol/limits.js'
 import * as curve from '../curve.js'
+import { Edge } from '../edge.js'
 import * as environment from '../environment.js'
 import { ConfigurationError } from '../errors.js'
 import { makeHandler } from '../handler.js'
@@ -26,6 +27,8 @@ const OPTIONS = new Set([
   'curveServerKey',
   'curvePublicKey',
   'curveSecretKey',
+  'secrets',
+  'sealKeysFile',
   'logger',
 ])
 
@@ -34,6 +37,9 @@ const OPTIONS = new Set([
  *
  * `slots` is the number of steps that run at a time. Further steps wait in the worker: as many as it is observed to
  * finish in 40 ms, at least `prefetch`. With `prefetch: 0`, no step waits here.
+ *
+ * `secrets` resolves references like `{"$secret": "stripe/live"}` in a step's configuration and input: a directory of
+ * files, or a function from the name to the value, which may be async. `sealKeysFile` has the keys of sealed payloads.
  *
  * For several brokers, `steps` and `results` are lists, with one pair for each broker. The worker gets its id and
  * connects in `run` or `start`, not before.
@@ -47,6 +53,7 @@ export class Worker {
   #handlerVersion
   #heartbeatMs
   #curve
+  #edge
   #logger
   #handlers = []
   #side = null
@@ -78,12 +85,14 @@ export class Worker {
     this.#handlerVersion = environment.checkHandlerVersion(options.handlerVersion ?? '')
     this.#heartbeatMs = heartbeatMs
     this.#curve = curve.check(options)
+    this.#edge = new Edge(environment.checkSecrets(options.secrets), options.sealKeysFile)
     this.#logger = logs.checkLogger(options.logger)
   }
 
   /**
    * A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS, STEPWIRE_LABELS,
-   * STEPWIRE_HANDLER_VERSION and STEPWIRE_CURVE_*. `changes` are options of `Worker`, and override the environment.
+   * STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_*, STEPWIRE_SECRETS_DIR and STEPWIRE_SEAL_KEYS_FILE. `changes` are options
+   * of `Worker`, and override the environment.
    */
   static fromEnv(changes = {}) {
     return new Worker({ ...environment.read(), ...changes })
@@ -178,7 +187,13 @@ export class Worker {
       pidStarted: process.pidStarted,
       proof: process.isProvable,
     }
-    const side = new HandlerSide({ config, handlers: this.#handlers, curve: this.#curve, logger: this.#logger })
+    const side = new HandlerSide({
+      config,
+      handlers: this.#handlers,
+      curve: this.#curve,
+      logger: this.#logger,
+      edge: this.#edge,
+    })
     side.ended.then(() => (this.#hasEnded = true))
     this.#side = side
   }

@@ -4,6 +4,7 @@
 |---|---|
 | no connection was made | always: the request was not sent |
 | the broker refused because of its state: it starts, stops, is overloaded, or cannot store | always: nothing was done |
+| the namespace has reached its quota | if the broker names a time after which it may be accepted |
 | the request was sent and no answer came, or the broker stopped before the commit | it is safe |
 | any other answer | never |
 
@@ -36,6 +37,7 @@ PASSING_CODES: Final = frozenset(
         "database_unavailable",
     }
 )
+QUOTA: Final = "quota"
 COMMIT_UNKNOWN: Final = "commit_unknown"
 GATEWAY_STATUSES: Final = frozenset({429, 502, 503, 504})  # without a code of the broker: from a proxy before it
 
@@ -53,7 +55,8 @@ class FailedTry(NamedTuple):
 def failed_try_of(refusal: ClientError) -> FailedTry | None:
     """The failed try that an answer reports, or None if a repetition would get the same answer."""
     pause_s = (refusal.retry_after_ms or 0) / 1000
-    if refusal.code in PASSING_CODES and refusal.status in (429, 503):
+    is_passing = refusal.code in PASSING_CODES or (refusal.code == QUOTA and refusal.retry_after_ms is not None)
+    if is_passing and refusal.status in (429, 503):
         return FailedTry(refusal, may_be_done=False, pause_s=pause_s)
     if refusal.code == COMMIT_UNKNOWN or (not refusal.code and refusal.status in GATEWAY_STATUSES):
         return FailedTry(refusal, may_be_done=True, pause_s=pause_s)

@@ -35,7 +35,7 @@ class HandlerCall:
     def __init__(self, run: Run, handler: Handler, context: Context, edge: Edge | None = None) -> None:
         self.run = run
         self.step = run.step  # as the handler receives it
-        self.edge = edge  # None: the step is open already
+        self.edge = edge  # None: the step needs no opening
         self.opened: OpenedStep | None = None
         self.is_sealed = False  # texts of errors are then not logged
         self.offer = run.offer
@@ -45,10 +45,11 @@ class HandlerCall:
 
     def begin(self, at_ms: float) -> bool:
         """The last check before the handler is called: may it be called? If not, the step is given back."""
-        if not self.run.begin(at_ms):
+        run, context = self.run, self.context
+        if not run.begin(at_ms):
             return False
-        self.context._begin(at_ms, self.run.timeout_at_ms)
-        return self.context.cancel_reason is None
+        context._started_ms, context._timeout_at_ms = at_ms, run.timeout_at_ms
+        return context.cancel_reason is None
 
     @property
     def needs_opening(self) -> bool:
@@ -113,18 +114,18 @@ def call_plain(call: HandlerCall) -> Result:
 async def call_async(call: HandlerCall, started_ms: float) -> Result | None:
     """Run an async handler in the current task, between the opening of its step and the closing of its result."""
     if not call.needs_opening:
-        return await _call_async(call, started_ms)
+        return await call_async_opened(call, started_ms)
     try:
         refusal = await asyncio.to_thread(call.open)
     except asyncio.CancelledError:
         return stopped(call.run.step, call.context.cancel_reason or "shutdown", now_ms() - started_ms)
     if refusal is not None:
         return refusal
-    return GIVE_BACK if call.is_too_late else call.closed(await _call_async(call, started_ms))
+    return GIVE_BACK if call.is_too_late else call.closed(await call_async_opened(call, started_ms))
 
 
-async def _call_async(call: HandlerCall, started_ms: float) -> Result | None:
-    """Run an async handler in the current task, in a copy of the context variables."""
+async def call_async_opened(call: HandlerCall, started_ms: float) -> Result | None:
+    """Run an async handler, whose step is open, in the current task, in a copy of the context variables."""
     handler, step, context = call.handler, call.step, call.context
     running: Coroutine[Any, Any, Any]
     try:

@@ -16,7 +16,7 @@ from stepwire_protocol.messages import Result
 from stepwire.identity import now_ms
 
 from . import run_log
-from .calls import GIVE_BACK, HandlerCall, OutcomeReport, call_async
+from .calls import GIVE_BACK, HandlerCall, OutcomeReport, call_async, call_async_opened
 from .loop_watch import BLOCKED_S, LoopWatch
 
 SERVE_MAX_MS: Final = 5.0  # a task that only runs short calls returns to the loop after this time
@@ -112,7 +112,9 @@ class AsyncRunner:
                     since_ms = at_ms = now_ms()
                 if call.begin(at_ms):
                     call.task = task
-                    result: Result | None = await call_async(call, at_ms)
+                    # Nearly every step is open: it does not pass through one more coroutine.
+                    perform = call_async_opened if call.edge is None else call_async
+                    result: Result | None = await perform(call, at_ms)
                     call.task = None
                     while task.cancelling():
                         task.uncancel()

@@ -19,11 +19,12 @@ DONE: Final[HeldState] = "done"  # its result is kept until a broker acknowledge
 class HeldBatch:
     """The steps of one message. Their results are reported together if possible."""
 
-    __slots__ = ("id", "number", "open", "ready", "session", "unsent")
+    __slots__ = ("id", "may_need_opening", "number", "open", "ready", "session", "unsent")
 
-    def __init__(self, id: str, session: str, size: int) -> None:
+    def __init__(self, id: str, session: str, size: int, may_need_opening: bool = True) -> None:
         self.id = id
         self.session = session
+        self.may_need_opening = may_need_opening  # False: no step certainly has secrets, and none is sealed
         self.number = batch_number(id)
         self.open = 0  # accepted steps that have not ended
         self.unsent = size  # steps without a sent result

@@ -25,6 +25,8 @@ class BrokerLinks:
         self._connected_ms: dict[Link, float] = {}
         self._listed_ms: dict[Link, float] = {}  # of links learned from a list: when a list last named the broker
         self._lists: dict[BrokerPeer, set[str]] = {}  # the brokers that each broker listed in its open session
+        self._keys: dict[str, list[str]] = {}  # the CURVE keys that each broker lists for itself, the current one first
+        self._key: dict[Link, str] = {}  # of links whose latest key is not the configured one
         self._ignored: set[str] = set()  # brokers that need CURVE keys, which the worker does not have
         self._brokers = brokers
         self._holdings = holdings
@@ -32,7 +34,7 @@ class BrokerLinks:
 
     def start(self, now_ms: float) -> None:
         self._connected_ms = dict.fromkeys(self._broker_of, now_ms)
-        self.check_at_ms = now_ms + limits.SOCKET_REBUILD_MS
+        self.check_at_ms = now_ms + limits.SERVER_KEY_RETRY_MS
 
     def learn(self, peer: BrokerPeer, listed: list[Endpoints], now_ms: float) -> None:
         """Connect to the brokers that this broker lists. A configured endpoint may be the same broker with another
@@ -58,6 +60,31 @@ class BrokerLinks:
                 self._broker_of[link] = entry.broker
                 self._connected_ms[link] = self._listed_ms[link] = now_ms
                 self._out.add(Connect(link, entry.server_key))
+        if self._has_curve:
+            keys = [entry.server_key for entry in listed if entry.broker == peer.id and entry.server_key is not None]
+            self._follow_key(peer.id, keys, now_ms)
+
+    def _follow_key(self, broker: str, keys: list[str], now_ms: float) -> None:
+        """Connect again with the broker's current key if it has changed."""
+        if not keys:
+            return
+        before = self._keys.get(broker, keys)
+        self._keys[broker] = keys
+        link = self.link_of(broker)
+        if link is not None and before[0] != keys[0] and self._key.get(link) != keys[0]:
+            self._connect_with(link, keys[0], now_ms)
+            self._out.log("info", "server_key_changed", link=link, broker=broker)
+
+    def _connect_with(self, link: Link, key: str, now_ms: float) -> None:
+        self._key[link] = key
+        self._connected_ms[link] = now_ms
+        self._out.add(Disconnect(link))
+        self._out.add(Connect(link, key))
+
+    def _next_key(self, link: Link, keys: list[str]) -> str:
+        """The key for the next attempt. A broker that has listed several keys may have changed its key meanwhile."""
+        used = self._key.get(link, keys[0] if len(keys) > 1 else "")
+        return keys[(keys.index(used) + 1) % len(keys)] if used in keys else keys[0]
 
     def link_of(self, broker: str) -> Link | None:
         """The link to this broker, if it is known."""
@@ -92,6 +119,8 @@ class BrokerLinks:
                 self._listed_ms[link] = now_ms
             elif now_ms - listed_ms >= limits.UNLISTED_MS and (peer is None or self._is_unused(peer)):
                 del self._listed_ms[link], self._broker_of[link], self._connected_ms[link]
+                self._keys.pop(broker, None)
+                self._key.pop(link, None)
                 if peer is not None:
                     self._lists.pop(peer, None)
                     self._brokers.forget(peer)
@@ -112,9 +141,14 @@ class BrokerLinks:
             if broker is None and strangers >= unnamed:
                 continue
             answered_ms = -NEVER if peer is None else peer.answered_ms
-            if max(answered_ms, self._connected_ms[link]) <= since_ms:
-                self._connected_ms[link] = now_ms
-                self._out.add(Rebuild(link))
+            keys = self._keys.get(broker or "", [])
+            silent_ms = limits.SERVER_KEY_RETRY_MS if len(keys) > 1 else limits.SOCKET_REBUILD_MS
+            if max(answered_ms, self._connected_ms[link]) <= now_ms - silent_ms:
+                if keys:
+                    self._connect_with(link, self._next_key(link, keys), now_ms)
+                else:
+                    self._connected_ms[link] = now_ms
+                    self._out.add(Rebuild(link))
                 self._out.log("debug", "link_rebuilt", link=link, broker=broker)
 
     def _ignore(self, broker: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from stepwire_protocol.messages import HeldItem, Item
 
 from .brokers import BrokerPeer
-from .deliveries import ASKING, DONE, QUEUED, RUNNING, HeldBatch, HeldDelivery
+from .deliveries import ASKING, DONE, QUEUED, RUNNING, HeldBatch, HeldDelivery, ResultsMessage
 from .pace import Pace
 from .slots import Slots
 from .tombstones import Tombstones
@@ -86,7 +86,7 @@ class HeldDeliveries:
         if state is None:
             return
         del self._held[held.item]
-        self.tombstones.add(held.item, held.peer, held.batch, now_ms)
+        self.tombstones.add([held.item], held.peer, held.batch, now_ms)
         if state is DONE:
             held.message = None  # breaks a reference cycle that only the cyclic collector would free
             return
@@ -97,11 +97,22 @@ class HeldDeliveries:
         if state is not QUEUED:
             self._slots.release(held, now_ms)
 
+    def bury_acknowledged(self, message: ResultsMessage, now_ms: float) -> None:
+        """Forget the deliveries of a results message that its broker has committed. Does the same as `bury`."""
+        peer, items = message.peer, []
+        for held in message.done:
+            if held.state is not DONE or held.peer is not peer:
+                self.bury(held, now_ms)
+                continue
+            held.state = held.message = None
+            item = held.item
+            del self._held[item]
+            items.append(item)
+        self.tombstones.add(items, peer, message.batch, now_ms)
+
     def bury_unread(self, peer: BrokerPeer, batch: HeldBatch, items: list[Item], now_ms: float) -> None:
         """Keep tombstones of refused deliveries, so that they do not start if they are received again."""
-        for item in items:
-            if item not in self._held:
-                self.tombstones.add(item, peer, batch, now_ms)
+        self.tombstones.add([item for item in items if item not in self._held], peer, batch, now_ms)
 
     def move(self, held: HeldDelivery, peer: BrokerPeer) -> None:
         """Change the owner of a delivery to the broker that has adopted it."""

@@ -93,8 +93,7 @@ class ResultsReporting:
         for rid in message.rids:
             acked = self._outbox.remove(rid)
             if acked is not None:
-                for held in acked.done:
-                    self._holdings.bury(held, now_ms)
+                self._holdings.bury_acknowledged(acked, now_ms)
 
     def on_refused(self, message: Refused, now_ms: float) -> None:
         self._out.log(

@@ -109,5 +109,6 @@ class Runs:
         soonest_ms = min(now_ms + timeout_ms, ends_ms)  # if the run begins at once
         if soonest_ms < self.timeout_at_ms:
             self.timeout_at_ms = soonest_ms
-        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms)
+        may_need_opening = held.batch.may_need_opening
+        held.run = Run(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms, may_need_opening)
         self._out.add(held.run)

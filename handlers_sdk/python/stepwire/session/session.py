@@ -96,7 +96,7 @@ class Session:
                 self.intake.on_unreadable(body, "bad_message", str(refusal), now_ms)
             return
         if topic == self._inbox or isinstance(message, Here):
-            self._dispatch(message, len(body), now_ms)
+            self._dispatch(message, body, now_ms)
 
     def finished(self, item: Item, result: Result, now_ms: float) -> None:
         """Report the end of a run that `Run` started. The first report of a run counts."""
@@ -226,7 +226,7 @@ class Session:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, message: BrokerMessage, size: int, now_ms: float) -> None:
+    def _dispatch(self, message: BrokerMessage, body: bytes, now_ms: float) -> None:
         peer = self.brokers.get(message.broker)
         match message:
             case Ack():
@@ -245,7 +245,7 @@ class Session:
                 return  # not in the current session: the next heartbeat informs the sender
             case Steps():
                 is_waking = self.credit.is_waking(peer, now_ms)
-                self.intake.on_steps(peer, message, size, now_ms)
+                self.intake.on_steps(peer, message, body, now_ms)
                 if is_waking:
                     self.announcements.recall_credit(now_ms)
             case HeartbeatAck():

@@ -49,7 +49,7 @@ class Slots:
         while self.has_next():
             is_unblocked = bool(self._unblocked)
             held = (self._unblocked or self._queued).popleft()
-            limited = self._limited.get(held.offer)
+            limited = self._limited.get(held.offer) if self._limited else None
             if held.state is not QUEUED:
                 if limited is not None:  # cancelled while queued, perhaps after it was unblocked
                     self._unblock(limited, now_ms)
@@ -70,8 +70,7 @@ class Slots:
     def release(self, held: HeldDelivery, now_ms: float) -> None:
         """The delivery has ended, or will never start."""
         self.taken -= 1
-        limited = self._limited.get(held.offer)
-        if limited is not None:
+        if self._limited and (limited := self._limited.get(held.offer)) is not None:
             limited.release(now_ms)
             self._unblock(limited, now_ms)
 

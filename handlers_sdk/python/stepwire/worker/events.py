@@ -22,7 +22,7 @@ _DROPPED: Final = {
     "expired": "broker {broker} has ended the session: it did not receive heartbeats of this worker in time",
     "version": "broker {broker} refuses this worker: they have no protocol version in common; "
     "use a broker and an SDK of the same release",
-    "unauthorized": "broker {broker} refuses this worker: it is not authorized",
+    "unauthorized": "broker {broker} refuses this worker: unauthorized",
     "shutdown": "broker {broker} shuts down",
     "deployment_replaced": "the session with broker {broker} has ended, because its database is another one",
 }
@@ -33,7 +33,16 @@ Facts = dict[str, Any]
 class WorkerEvents:
     """Logs the events of one worker. The worker inside a broker's own process is quiet about its connection."""
 
-    def __init__(self, worker_id: str, link_of: Callable[[str], Link | None], *, is_inside_broker: bool) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        link_of: Callable[[str], Link | None],
+        *,
+        is_inside_broker: bool,
+        public_key: str | None = None,
+    ) -> None:
+        """`public_key`: the CURVE key that the worker connects with, for its lines about refusals."""
+        self.public_key: Final = public_key
         self._extra = {"worker": worker_id}
         self._link_of = link_of
         self._is_inside_broker = is_inside_broker
@@ -45,6 +54,8 @@ class WorkerEvents:
         if self._is_inside_broker and number < logging.WARNING:
             number = logging.DEBUG
         sentence = self._opened(facts) if event == "session_opened" else _SENTENCES[event](facts)
+        if "unauthorized" in (facts.get("why"), facts.get("code")):
+            sentence += f"; {key_of(self.public_key)}"
         if log.isEnabledFor(number):
             log.log(number, "%s", clean(sentence), extra={**self._extra, "event": event, "facts": facts})
 
@@ -64,6 +75,12 @@ class WorkerEvents:
         at = f" at {link.steps}" if link is not None else ""
         again = "" if before is None else " again" if before == epoch else " again, after its restart"
         return f"connected to broker {broker}{at}{again}"
+
+
+def key_of(public_key: str | None) -> str:
+    """How a refused worker names its key, and what to do."""
+    key = "this worker has no key" if public_key is None else f"this worker's public key is {public_key}"
+    return f"{key}; on the broker's host see `stepwire keys list` and `stepwire keys allow`"
 
 
 def _started(facts: Facts) -> str:
@@ -131,6 +148,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts], str]]] = {
     "message_refused": _refused_message,
     "link_rebuilt": _rebuilt,
     "link_removed": lambda facts: f"disconnected from broker {facts['broker']}, because no list names it",
+    "server_key_changed": lambda facts: f"connecting to broker {facts['broker']} again, because it has a new CURVE key",
     "broker_ignored": lambda facts: (
         f"broker {facts['broker']} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE"
     ),

@@ -28,7 +28,8 @@ class Mailbox:
 
     def put_outcome(self, item: Item, result: Result | None) -> None:
         self.outcomes.append((item, result))
-        self._wake()
+        if not self._is_awake:
+            self._wake()
 
     def may_sleep(self) -> bool:
         """Called by the socket thread before it sleeps: from now on, additions wake it. False if there are some now."""

@@ -8,6 +8,8 @@ from typing import Final
 
 from stepwire.actions import Link
 
+from .events import key_of
+
 CONNECT_S: Final = 1.0
 ELSEWHERE: Final = "set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints"
 
@@ -18,13 +20,15 @@ def shown(endpoint: str) -> str:
     return endpoint if path is None else f"ipc://{os.path.abspath(path)}"
 
 
-def diagnosis(link: Link, has_curve: bool = False) -> tuple[str, str]:
+def diagnosis(link: Link, public_key: str | None = None) -> tuple[str, str]:
     """The endpoint at fault, and why no broker answers there. Waits at most CONNECT_S for each connection."""
     for endpoint in link:
         fault = _fault(endpoint)
         if fault is not None:
             return shown(endpoint), fault
-    keys = "Check also the three CURVE keys" if has_curve else "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+    keys = "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+    if public_key is not None:
+        keys = f"Check also the three CURVE keys: {key_of(public_key)}, and its log for the code (connection_refused)"
     return shown(link.steps), (
         "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and"
         " STEPWIRE_RESULTS name the broker's `bus.steps` and `bus.results`, in this order, and not its HTTP address."

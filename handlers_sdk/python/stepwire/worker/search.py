@@ -16,10 +16,9 @@ NEVER: Final = float("inf")
 class BrokerSearch:
     """Knows since when links have no session, and when to report that next. Used by the socket thread only."""
 
-    def __init__(self, events: WorkerEvents, *, has_curve: bool = False) -> None:
+    def __init__(self, events: WorkerEvents) -> None:
         self.report_at_ms = NEVER
         self._events = events
-        self._has_curve = has_curve
         self._since_ms = 0.0
         self._reports = 0
 
@@ -42,5 +41,5 @@ class BrokerSearch:
         threading.Thread(target=self._report, args=(closed[0], seconds), name="stepwire-search", daemon=True).start()
 
     def _report(self, link: Link, seconds: int) -> None:
-        endpoint, reason = diagnosis(link, self._has_curve)
+        endpoint, reason = diagnosis(link, self._events.public_key)
         self._events.log("warning", "no_broker", endpoint=endpoint, reason=reason, seconds=seconds)

@@ -56,8 +56,13 @@ class SocketThread:
         self._shared_context = zmq_context
         self._curve_keys = curve_keys
         link_of = self.session.endpoints.link_of
-        self._events = WorkerEvents(config.worker, link_of, is_inside_broker=zmq_context is not None)
-        self._search = BrokerSearch(self._events, has_curve=config.curve)
+        self._events = WorkerEvents(
+            config.worker,
+            link_of,
+            is_inside_broker=zmq_context is not None,
+            public_key=None if curve_keys is None else curve_keys.public,
+        )
+        self._search = BrokerSearch(self._events)
         self._mailbox = Mailbox()
         self._calls: dict[Item, HandlerCall] = {}
         self._expel_at_ms = self._leave_at_ms = NEVER
@@ -223,7 +228,8 @@ class SocketThread:
 
     def _run(self, action: Run) -> None:
         context = Context(action.step, started_ms=0.0, timeout_at_ms=NEVER, clock=now_ms, report=self.report_progress)
-        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context, self._edge)
+        edge = self._edge if action.may_need_opening else None
+        call = self._calls[action.item] = HandlerCall(action, self._handlers[action.offer], context, edge)
         self._runners.submit(call)
 
     def _look_for_brokers(self) -> None:

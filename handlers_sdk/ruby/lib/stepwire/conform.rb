@@ -21,7 +21,7 @@ module Stepwire
 
     def offer(worker)
       worker.handler("conform.echo") { |_, input| input }
-      worker.handler("conform.fail") { |_, kind:, **| fail_as(kind) }
+      worker.handler("conform.fail") { |_, kind:, text: "conform", **| fail_as(kind, text) }
       worker.handler("conform.crash") { |_| exit!(70) }
       { "conform.wait" => {}, "conform.limited" => { concurrency: 2 },
         "conform.short" => { timeout_ms: 300 } }.each do |name, options|
@@ -32,8 +32,8 @@ module Stepwire
       worker.handler("conform.bad_output") { |_, kind:, **| bad_output(kind) }
       worker.handler("conform.context") { |ctx| context(ctx) }
       worker.handler("conform.trace") { |ctx| { traceparent: ctx.traceparent } }
-      worker.handler("conform.progress") do |ctx, ms: 0, **|
-        ctx.progress(1, 2, "half")
+      worker.handler("conform.progress") do |ctx, ms: 0, note: "half", **|
+        ctx.progress(1, 2, note)
         sleep(ms / 1000.0)
         {}
       end
@@ -44,13 +44,13 @@ module Stepwire
       worker.handler("conform.book") { |ctx| Book.run(ctx) }
     end
 
-    def fail_as(kind)
+    def fail_as(kind, text)
       case kind
-      when "permanent" then raise Permanent.new("conform", code: "conform")
-      when "retry" then raise Retry.new("conform", after: 1.5)
-      when "unknown" then raise OutcomeUnknown, "conform"
-      when "unavailable" then raise StepError.new("conform", category: "unavailable")
-      else raise "conform"
+      when "permanent" then raise Permanent.new(text, code: "conform")
+      when "retry" then raise Retry.new(text, after: 1.5)
+      when "unknown" then raise OutcomeUnknown, text
+      when "unavailable" then raise StepError.new(text, category: "unavailable")
+      else raise text
       end
     end
 

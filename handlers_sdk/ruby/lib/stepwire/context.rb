@@ -137,15 +137,16 @@ module Stepwire
     # Report the progress of this run: `done` of `total`, and a short note for people.
     #
     # Calls are cheap: only the latest report of a run is sent, at most five times a second. A note with more than 200
-    # characters is cut after 199, and ends with `…`. Raises ConfigurationError for anything but finite numbers up to
-    # 2^53.
+    # characters is cut after 199, and ends with `…`; a note of a sealed step is not sent. Raises
+    # ConfigurationError for anything but finite numbers up to 2^53.
     def progress(done, total = nil, note = nil)
       [done, total].compact.each do |number|
         next if (number.is_a?(Integer) || number.is_a?(Float)) && number.abs <= 2**53 # false for NaN
 
         raise ConfigurationError, "progress(#{done.inspect}, #{total.inspect}): both must be finite numbers up to 2^53"
       end
-      @report.call([@step.step_id, @step.delivery], done, total, note && Texts.shortened(note.to_s, NOTE_CHARS_MAX))
+      note = note.nil? || sealed? ? nil : Texts.shortened(note.to_s, NOTE_CHARS_MAX)
+      @report.call([@step.step_id, @step.delivery], done, total, note)
       nil
     end
 
@@ -154,6 +155,16 @@ module Stepwire
       @log ||= Logs::StepLogger.new(@step)
     end
     alias logger log
+
+    # The step is open: the handler receives it in this form. No note of a sealed step is sent.
+    def open(step, is_sealed:)
+      @step = step
+      @is_sealed = is_sealed
+    end
+
+    def sealed?
+      @is_sealed == true
+    end
 
     # Set the flags for this reason. A lost lease does not cancel the run, which may still be the only one.
     def request_stop(reason)

@@ -30,7 +30,9 @@ module Stepwire
         handler_version: text(environ, "STEPWIRE_HANDLER_VERSION") || "",
         curve_server_key: server_key,
         curve_public_key: public_key,
-        curve_secret_key: secret_key
+        curve_secret_key: secret_key,
+        secrets: text(environ, "STEPWIRE_SECRETS_DIR"),
+        seal_keys_file: text(environ, SealKeyFile::FILE)
       }
     end
 
@@ -50,7 +52,7 @@ module Stepwire
       return name if NAME.match?(name)
 
       raise ConfigurationError,
-            "worker name #{quoted(name)}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)"
+            "worker name #{Texts.quoted(name)}: it needs 1 to 48 of letters, digits, . _ - (STEPWIRE_NAME)"
     end
 
     def check_slots(slots)
@@ -67,7 +69,7 @@ module Stepwire
     end
 
     def check_endpoint(kind, endpoint)
-      subject = "the #{kind} endpoint #{quoted(endpoint)}"
+      subject = "the #{kind} endpoint #{Texts.quoted(endpoint)}"
       scheme, separator, rest = endpoint.partition("://")
       if separator.empty? || rest.empty?
         raise ConfigurationError, "#{subject} needs a form like tcp://127.0.0.1:7411 or ipc://.stepwire/#{kind}.sock"
@@ -89,7 +91,7 @@ module Stepwire
         raise ConfigurationError, "#{subject} has no port: it needs a form like tcp://127.0.0.1:7411"
       end
       unless port.match?(/\A[0-9]{1,5}\z/) && port.to_i <= PORT_MAX
-        raise ConfigurationError, "#{subject}: the port #{quoted(port)} needs to be 1 to #{PORT_MAX}"
+        raise ConfigurationError, "#{subject}: the port #{Texts.quoted(port)} needs to be 1 to #{PORT_MAX}"
       end
       return unless ["", "*", "[]"].include?(host)
 
@@ -109,7 +111,7 @@ module Stepwire
 
     def slots(text)
       unless text.match?(/\A[0-9]{1,6}\z/)
-        raise ConfigurationError, "STEPWIRE_SLOTS is #{quoted(text)}: it needs a whole number, 1 to #{SLOTS_MAX}"
+        raise ConfigurationError, "STEPWIRE_SLOTS is #{Texts.quoted(text)}: it needs a whole number, 1 to #{SLOTS_MAX}"
       end
 
       check_slots(text.to_i)
@@ -119,7 +121,7 @@ module Stepwire
       list(text).to_h do |part|
         key, separator, value = part.partition("=")
         if separator.empty? || !LABEL.match?(key.strip)
-          raise ConfigurationError, "STEPWIRE_LABELS has #{quoted(part)}: it needs a form like region=eu,gpu=true"
+          raise ConfigurationError, "STEPWIRE_LABELS has #{Texts.quoted(part)}: it needs a form like region=eu,gpu=true"
         end
 
         [key.strip, value.strip]
@@ -130,10 +132,6 @@ module Stepwire
     def text(environ, name)
       value = environ[name]
       value.nil? || value.empty? ? nil : value
-    end
-
-    def quoted(text)
-      "'#{text}'"
     end
   end
 end

@@ -42,7 +42,7 @@ module Stepwire
     def initialize(name, parameters:, callable: nil, factory: nil, concurrency: nil, timeout_ms: nil, process: false,
                    shadow_safe: false, version: nil, input: nil)
       unless name.is_a?(String) && NAME.match?(name)
-        shown = name.is_a?(String) ? Environment.quoted(name) : name.inspect
+        shown = name.is_a?(String) ? Texts.quoted(name) : name.inspect
         raise ConfigurationError,
               "handler name #{shown}: it needs 1 to 128 letters, digits, _ . : - and, for patterns, *"
       end

@@ -33,6 +33,7 @@ module Stepwire
     START_RETRANSMIT_MS = 300
     START_RETRANSMIT_MAX_MS = 3_000
     SOCKET_REBUILD_MS = 15_000
+    SERVER_KEY_RETRY_MS = 5_000
     UNLISTED_MS = 600_000 # a broker learned from a list is disconnected when no list names it for this time
     TIMEOUT_DEFAULT_MS = 30_000
     TOMBSTONE_MS = 600_000

@@ -75,7 +75,7 @@ module Stepwire
       %i[debug info warn error fatal].each do |name|
         severity = Logger.const_get(name.upcase)
         define_method(name) do |text = nil, &block|
-          Stepwire.logger.add(severity) { "#{@prefix}#{text || block&.call}" }
+          Stepwire.logger.add(severity) { Redaction.redact("#{@prefix}#{text || block&.call}") }
         end
       end
     end

@@ -15,6 +15,18 @@ module Stepwire
     def at_most_once?
       delivery_mode == "at_most_once"
     end
+
+    def needs_opening?
+      false
+    end
+  end
+
+  # A step of a message that may hold references to secrets or sealed payloads. A class, because one more member in
+  # every step would need more memory.
+  class StepToOpen < StepRequest
+    def needs_opening?
+      true
+    end
   end
 
   # The endpoints of a broker's two sockets, for workers to connect to. `server_key` is the broker's CURVE key, or nil.

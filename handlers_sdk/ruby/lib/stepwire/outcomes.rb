@@ -20,6 +20,12 @@ module Stepwire
       error(step, "bad_input", text, retryable: false)
     end
 
+    # The result of a handler that was not called, because this worker cannot open the step. A retry may succeed.
+    def not_opened(step, code, text, category: nil)
+      detail = Result.error_detail(message: Texts.clean(text), code: code, category: category, retryable: true)
+      Result.new(step.step_id, step.delivery, "error", nil, detail, {})
+    end
+
     # The result of a handler that returned: its output, or an error if a language or a database cannot represent it.
     def completed(handler, step, value, took_ms)
       output = StrictJson.encode(value)

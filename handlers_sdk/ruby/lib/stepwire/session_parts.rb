@@ -4,6 +4,7 @@
 require_relative "version"
 require_relative "limits"
 require_relative "errors"
+require_relative "redaction"
 require_relative "texts"
 require_relative "topics"
 require_relative "patterns"

@@ -32,10 +32,11 @@ module Stepwire
     # Run a handler once, with the reading of the input, the encoding of the output and the mapping of errors of a
     # worker. `handler` is a class that includes Stepwire::Handler, or a Worker together with a `handler_class`. At
     # `timeout_ms` (0: never), or at the handler's own, the run is asked to stop, as by a worker. A handler with
-    # `process: true` runs in this process.
+    # `process: true` runs in this process. `secrets` has the values of the secrets to which the input and the
+    # configuration refer.
     def run(handler, input = {}, handler_class: nil, results: {}, config: {}, attempt: 0,
             delivery_mode: "at_least_once", timeout_ms: Limits::TIMEOUT_DEFAULT_MS, idempotency_key: nil,
-            traceparent: nil, tracestate: nil)
+            traceparent: nil, tracestate: nil, secrets: nil)
       entry = find(handler, handler_class)
       step = StepRequest.new(
         2, 1, "step", handler_class || entry.name, as_received(config), as_received(input), as_received(results),
@@ -45,15 +46,16 @@ module Stepwire
       progress = []
       report = ->(_item, done, total, note) { progress << RecordedProgress.new(done, total, note) }
       timeouts = [timeout_ms.zero? ? nil : timeout_ms, entry.offer.timeout_ms].compact
-      outcome_of(perform(entry, step, timeouts.min, report), progress)
+      edge = Edge.new(secrets && ->(name) { secrets[name] })
+      outcome_of(perform(entry, step, timeouts.min, report, edge), progress)
     end
 
-    def perform(entry, step, timeout_ms, report)
+    def perform(entry, step, timeout_ms, report, edge)
       lease = Lease.new
       lease.until_ms = NEVER
       run = Run.new([2, 1], step, 0, lease, timeout_ms || NEVER)
       context = Context.new(run, report)
-      call = HandlerCall.new(run, entry, context)
+      call = CallToOpen.new(run, entry, context, edge)
       call.begin(Identity.now_ms)
       timer = timeout_ms && Thread.new { stop_after(timeout_ms, context) }
       call.perform

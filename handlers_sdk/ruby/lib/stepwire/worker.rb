@@ -11,8 +11,10 @@ module Stepwire
   # `slots` is the number of steps that run at a time. Further steps wait in the worker: as many as it is observed to
   # finish in 40 ms, at least `prefetch`. With `prefetch: 0`, no step waits here. For several brokers, `steps` and
   # `results` are lists, with one endpoint each for each broker. The three CURVE keys are all given, or none; `name` is
-  # then the name of the key. The worker gets its id and connects in `run` or `start`, not before; after a fork, start a
-  # new worker.
+  # then the name of the key. `secrets` resolves references like `{"$secret": "stripe/live"}` in a step's configuration
+  # and input: a directory of files, or an object that is called with the name and returns the value. `seal_keys_file`
+  # has the keys of sealed payloads. The worker gets its id and connects in `run` or `start`, not before; after a fork,
+  # start a new worker.
   class Worker
     DRAIN_MS = 25_000
     ACCEPT_DELAY_MS = 5
@@ -24,7 +26,8 @@ module Stepwire
 
     def initialize(steps: Environment::STEPS_DEFAULT, results: Environment::RESULTS_DEFAULT, name: nil,
                    slots: Environment::SLOTS_DEFAULT, prefetch: nil, labels: {}, handler_version: "",
-                   curve_server_key: nil, curve_public_key: nil, curve_secret_key: nil,
+                   curve_server_key: nil, curve_public_key: nil, curve_secret_key: nil, secrets: nil,
+                   seal_keys_file: nil,
                    heartbeat_ms: Limits::HEARTBEAT_MS)
       unless prefetch.nil? || (prefetch.is_a?(Integer) && prefetch >= 0)
         raise ConfigurationError, "prefetch is #{prefetch.inspect}: it needs to be 0 or more"
@@ -42,6 +45,7 @@ module Stepwire
       @labels = labels.to_h { |key, value| [key.to_s, value.to_s] }
       @handler_version = Environment.check_handler_version(handler_version)
       @curve = Curve.keys(curve_server_key, curve_public_key, curve_secret_key)
+      @edge = Edge.new(check_secrets(secrets), seal_keys_file)
       @heartbeat_ms = heartbeat_ms
       @handlers = []
       @thread = nil
@@ -116,7 +120,7 @@ module Stepwire
 
       Stepwire.logger # made before threads use it
       @pid = Process.pid
-      @thread = SocketThread.new(config, handlers, @curve)
+      @thread = SocketThread.new(config, handlers, @curve, @edge)
       @thread.start
     end
 
@@ -142,6 +146,13 @@ module Stepwire
     end
 
     private
+
+    def check_secrets(secrets)
+      return secrets if secrets.nil? || secrets.is_a?(String) || secrets.respond_to?(:call)
+
+      raise ConfigurationError, "secrets is of the type #{secrets.class}: it needs a directory, or a function from a " \
+                                "name to the value (STEPWIRE_SECRETS_DIR)"
+    end
 
     def register(name, options, **target)
       if @thread

@@ -10,7 +10,7 @@ class PlayedBroker
   CURVE_SECRETKEY = 49
 
   attr_reader :steps_endpoint, :results_endpoint, :messages
-  attr_accessor :acks_results, :brokers, :epoch
+  attr_accessor :acks_results, :acks_heartbeats, :brokers, :epoch
 
   def initialize(steps, results, id: "b1", epoch: 7, lease_ms: 2_000, heartbeat_ms: 100, server_secret: nil)
     @steps_endpoint = steps
@@ -23,6 +23,7 @@ class PlayedBroker
     @messages = []
     @outgoing = Thread::Queue.new
     @acks_results = true
+    @acks_heartbeats = true
     @batches = 0
     @is_closing = false
     @ready = Thread::Queue.new
@@ -135,6 +136,8 @@ class PlayedBroker
 
   # A worker that does not know this broker yet gets `here`, as from the welcome message of an XPUB socket.
   def acknowledge(heartbeat)
+    return unless @acks_heartbeats
+
     @worker = heartbeat["worker"]
     return post("here", deployment: "d", versions: ["2.0"]) unless heartbeat.dig("next", @id)
 

@@ -32,6 +32,7 @@ pub const RESULTS_BROADCAST_FROM_TRY: u32 = 3;
 pub const START_RETRANSMIT_MS: f64 = 300.0;
 pub const START_RETRANSMIT_MAX_MS: f64 = 3_000.0;
 pub const SOCKET_REBUILD_MS: f64 = 15_000.0;
+pub const SERVER_KEY_RETRY_MS: f64 = 5_000.0;
 pub const UNLISTED_MS: f64 = 600_000.0;
 pub const TIMEOUT_DEFAULT_MS: u64 = 30_000;
 pub const TOMBSTONE_MS: f64 = 600_000.0;

@@ -6,7 +6,7 @@ use super::brokers::PeerId;
 use super::ordered::OrderedMap;
 use super::Session;
 use crate::actions::{Action, Event, Level, Link, NEVER};
-use crate::protocol::limits::{SOCKET_REBUILD_MS, UNLISTED_MS};
+use crate::protocol::limits::{SERVER_KEY_RETRY_MS, SOCKET_REBUILD_MS, UNLISTED_MS};
 use crate::protocol::messages::Endpoints;
 
 const CHECK_EVERY_MS: f64 = 1_000.0;
@@ -19,6 +19,8 @@ pub(super) struct BrokerLinks {
     connected_ms: HashMap<Link, f64>,
     listed_ms: OrderedMap<Link, f64>, // of links learned from a list: when a list last named the broker
     lists: HashMap<PeerId, HashSet<String>>, // the brokers that each broker listed in its open session
+    keys: HashMap<String, Vec<String>>, // the CURVE keys that each broker lists for itself, the current one first
+    key_of: HashMap<Link, String>,    // of links whose latest key is not the configured one
     ignored: HashSet<String>,         // brokers that need CURVE keys, which the worker does not have
 }
 
@@ -34,13 +36,15 @@ impl BrokerLinks {
             connected_ms: HashMap::new(),
             listed_ms: OrderedMap::default(),
             lists: HashMap::new(),
+            keys: HashMap::new(),
+            key_of: HashMap::new(),
             ignored: HashSet::new(),
         }
     }
 
     pub fn start(&mut self, now_ms: f64) {
         self.connected_ms = self.broker_of.iter().map(|(link, _)| (link.clone(), now_ms)).collect();
-        self.check_at_ms = now_ms + SOCKET_REBUILD_MS;
+        self.check_at_ms = now_ms + SERVER_KEY_RETRY_MS;
     }
 
     fn unnamed(&self) -> Vec<Link> {
@@ -55,6 +59,13 @@ impl BrokerLinks {
     pub fn link_of(&self, broker: &str) -> Option<Link> {
         let mut links = self.broker_of.iter();
         links.find(|(_, named)| named.as_deref() == Some(broker)).map(|(link, _)| link.clone())
+    }
+
+    /// The key for the next attempt. A broker that has listed several keys may have changed its key meanwhile.
+    fn next_key(&self, link: &Link, keys: &[String]) -> String {
+        let used = self.key_of.get(link).or_else(|| keys.first().filter(|_| keys.len() > 1));
+        let at = keys.iter().position(|key| Some(key) == used).map_or(0, |at| at + 1);
+        keys[at % keys.len()].clone()
     }
 }
 
@@ -83,6 +94,12 @@ impl Session {
                 links.broker_of.insert(link, Some(own.clone()));
             }
         }
+        let own_keys: Vec<String> = listed
+            .iter()
+            .filter(|(entry, _)| self.config.has_curve && entry.broker == *own)
+            .filter_map(|(entry, _)| entry.server_key.clone())
+            .collect();
+        let own = own.clone();
         for (entry, link) in listed {
             if self.brokers.contains(&entry.broker) || known.contains(&entry.broker) || !unnamed.is_empty() {
                 continue;
@@ -99,6 +116,26 @@ impl Session {
             links.listed_ms.insert(link.clone(), now_ms);
             self.out.add(Action::Connect { link, server_key: entry.server_key.clone() });
         }
+        self.follow_key(&own, own_keys, now_ms);
+    }
+
+    /// Connects again with the broker's current key if it has changed.
+    fn follow_key(&mut self, broker: &str, keys: Vec<String>, now_ms: f64) {
+        let Some(current) = keys.first().cloned() else { return };
+        let before = self.endpoints.keys.insert(broker.to_owned(), keys);
+        let Some(link) = self.endpoints.link_of(broker) else { return };
+        let is_changed = before.map_or(false, |before| before.first() != Some(&current));
+        if is_changed && self.endpoints.key_of.get(&link) != Some(&current) {
+            self.connect_with(link.clone(), current, now_ms);
+            self.out.log(Level::Info, Event::ServerKeyChanged { link, broker: broker.to_owned() });
+        }
+    }
+
+    fn connect_with(&mut self, link: Link, key: String, now_ms: f64) {
+        self.endpoints.key_of.insert(link.clone(), key.clone());
+        self.endpoints.connected_ms.insert(link.clone(), now_ms);
+        self.out.add(Action::Disconnect { link: link.clone() });
+        self.out.add(Action::Connect { link, server_key: Some(key) });
     }
 
     /// The link to this broker, if it is known.
@@ -154,6 +191,8 @@ impl Session {
             links.listed_ms.remove(&link);
             links.broker_of.remove(&link);
             links.connected_ms.remove(&link);
+            links.keys.remove(&broker);
+            links.key_of.remove(&link);
             if let Some(peer) = peer {
                 links.lists.remove(&peer);
                 self.brokers.forget(peer);
@@ -173,19 +212,29 @@ impl Session {
             peer.session.is_some() && !names.contains(&*peer.id) && peer.answered_ms > since_ms
         };
         let strangers = self.brokers.iter().filter(is_stranger).count();
+        let mut again = Vec::new(); // links of brokers with keys, and the key to use
         for (link, broker) in links.broker_of.iter() {
             if broker.is_none() && strangers >= unnamed {
                 continue;
             }
+            let keys = broker.as_ref().and_then(|broker| links.keys.get(broker)).map_or(&[][..], |keys| keys);
+            let silent_ms = if keys.len() > 1 { SERVER_KEY_RETRY_MS } else { SOCKET_REBUILD_MS };
             let peer = broker.as_ref().and_then(|broker| self.brokers.named(broker));
             let answered_ms = peer.map_or(-NEVER, |peer| peer.answered_ms);
             let connected_ms = links.connected_ms.get(link).copied().unwrap_or(now_ms);
-            if answered_ms.max(connected_ms) <= since_ms {
-                links.connected_ms.insert(link.clone(), now_ms);
-                self.out.add(Action::Rebuild { link: link.clone() });
-                let event = Event::LinkRebuilt { link: link.clone(), broker: broker.clone() };
-                self.out.log(Level::Debug, event);
+            if answered_ms.max(connected_ms) <= now_ms - silent_ms {
+                let key = if keys.is_empty() { None } else { Some(links.next_key(link, keys)) };
+                again.push((link.clone(), broker.clone(), key));
             }
+        }
+        for (link, broker, key) in again {
+            if let Some(key) = key {
+                self.connect_with(link.clone(), key, now_ms);
+            } else {
+                self.endpoints.connected_ms.insert(link.clone(), now_ms);
+                self.out.add(Action::Rebuild { link: link.clone() });
+            }
+            self.out.log(Level::Debug, Event::LinkRebuilt { link, broker });
         }
     }
 }

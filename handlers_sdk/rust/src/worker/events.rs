@@ -12,15 +12,25 @@ const LISTED_MAX: usize = 5; // handlers that a line names
 #[derive(Debug, Default)]
 pub(super) struct WorkerEvents {
     epochs: HashMap<String, String>, // of each broker's last session
+    public_key: Option<String>,      // the CURVE key that the worker connects with
 }
 
 impl WorkerEvents {
+    /// `public_key` is the CURVE key that the worker connects with, for its lines about refusals.
+    pub fn new(public_key: Option<String>) -> Self {
+        Self { public_key, ..Self::default() }
+    }
+
     /// `link_of` finds the endpoints of a broker.
     pub fn log(&mut self, level: Level, event: &Event, link_of: impl Fn(&str) -> Option<Link>) {
-        let text = match event {
+        let mut text = match event {
             Event::SessionOpened { broker, session } => self.opened(broker, session, link_of(broker)),
             other => sentence(other),
         };
+        if is_refusal(event) {
+            text.push_str("; ");
+            text.push_str(&key_of(self.public_key.as_deref()));
+        }
         write(level, event, text);
     }
 
@@ -34,6 +44,21 @@ impl WorkerEvents {
             Some(_) => " again, after its restart",
         };
         format!("connected to broker {broker}{at}{again}")
+    }
+}
+
+/// How a refused worker names its key, and what to do.
+pub(super) fn key_of(public_key: Option<&str>) -> String {
+    let key = public_key
+        .map_or_else(|| "this worker has no key".to_owned(), |key| format!("this worker's public key is {key}"));
+    format!("{key}; on the broker's host see `stepwire keys list` and `stepwire keys allow`")
+}
+
+fn is_refusal(event: &Event) -> bool {
+    match event {
+        Event::SessionDropped { why, .. } => matches!(why, DropReason::Reset(ResetCode::Unauthorized)),
+        Event::MessageRefused { code, .. } => code == "unauthorized",
+        _ => false,
     }
 }
 
@@ -60,6 +85,7 @@ fn name(event: &Event) -> &'static str {
         Event::MessageRefused { .. } => "message_refused",
         Event::LinkRebuilt { .. } => "link_rebuilt",
         Event::LinkRemoved { .. } => "link_removed",
+        Event::ServerKeyChanged { .. } => "server_key_changed",
         Event::BrokerIgnored { .. } => "broker_ignored",
         Event::ConnectFailed { .. } => "connect_failed",
         Event::NoBroker { .. } => "no_broker",
@@ -116,6 +142,9 @@ fn sentence(event: &Event) -> String {
         Event::LinkRemoved { broker, .. } => {
             format!("disconnected from broker {broker}, because no list names it")
         }
+        Event::ServerKeyChanged { broker, .. } => {
+            format!("connecting to broker {broker} again, because it has a new CURVE key")
+        }
         Event::BrokerIgnored { broker } => {
             format!("broker {broker} is not connected, because it requires CURVE keys: set STEPWIRE_CURVE_FILE")
         }
@@ -141,7 +170,7 @@ fn dropped(broker: &str, why: DropReason) -> String {
              use a broker and an SDK of the same release"
         ),
         DropReason::Reset(ResetCode::Unauthorized) => {
-            format!("broker {broker} refuses this worker: it is not authorized")
+            format!("broker {broker} refuses this worker: unauthorized")
         }
         DropReason::Reset(ResetCode::Shutdown) => format!("broker {broker} shuts down"),
     }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::events;
 use crate::actions::Link;
 use crate::texts::quoted;
 
@@ -14,16 +15,17 @@ const CONNECT: Duration = Duration::from_secs(1);
 const ELSEWHERE: &str = "set STEPWIRE_STEPS and STEPWIRE_RESULTS to what `stepwire serve` prints";
 
 /// The endpoint at fault, and why no broker answers there. Waits at most CONNECT for each connection.
-pub(super) fn diagnosis(link: &Link, has_curve: bool) -> (String, String) {
+pub(super) fn diagnosis(link: &Link, public_key: Option<&str>) -> (String, String) {
     for endpoint in [&link.steps, &link.results] {
         if let Some(fault) = fault(endpoint) {
             return (shown(endpoint), fault);
         }
     }
-    let keys = if has_curve {
-        "Check also the three CURVE keys"
+    let keys = if public_key.is_some() {
+        let own = events::key_of(public_key);
+        format!("Check also the three CURVE keys: {own}, and its log for the code (connection_refused)")
     } else {
-        "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+        "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE".to_owned()
     };
     let text = format!(
         "a process accepts connections there, but does not answer as a broker. Check that STEPWIRE_STEPS and \

@@ -15,12 +15,12 @@ pub(super) struct BrokerSearch {
     pub report_at_ms: f64,
     since_ms: f64,
     reports: usize,
-    has_curve: bool,
+    public_key: Option<String>,
 }
 
 impl BrokerSearch {
-    pub fn new(has_curve: bool) -> Self {
-        Self { report_at_ms: NEVER, since_ms: 0.0, reports: 0, has_curve }
+    pub fn new(public_key: Option<String>) -> Self {
+        Self { report_at_ms: NEVER, since_ms: 0.0, reports: 0, public_key }
     }
 
     /// Notes the links without a session, after each change and at `report_at_ms`. Reports the first when due.
@@ -45,9 +45,9 @@ impl BrokerSearch {
         self.report_at_ms = self.since_ms + waits_ms;
         let seconds = ((now_ms - self.since_ms) / 1000.0).round() as u64;
         // On a thread, because resolving a name or connecting can take seconds, and heartbeats must continue.
-        let has_curve = self.has_curve;
+        let public_key = self.public_key.clone();
         let report = move || {
-            let (endpoint, reason) = diagnosis(&link, has_curve);
+            let (endpoint, reason) = diagnosis(&link, public_key.as_deref());
             events::log(Level::Warning, &Event::NoBroker { endpoint, reason, seconds });
         };
         let _ = thread::Builder::new().name("stepwire-search".to_owned()).spawn(report);

@@ -50,7 +50,7 @@ pub(super) fn run(setup: Setup) -> Result<(), String> {
         slots: setup.config.slots,
         pid: setup.config.pid,
     };
-    let has_curve = setup.config.has_curve;
+    let public_key = setup.curve.as_ref().map(|keys| keys.public_key.clone());
     let mut thread = SocketThread {
         session: Session::new(setup.config, jitter()),
         sockets,
@@ -58,8 +58,8 @@ pub(super) fn run(setup: Setup) -> Result<(), String> {
         mailbox: setup.mailbox,
         handlers: setup.handlers,
         report_progress,
-        events: WorkerEvents::default(),
-        search: BrokerSearch::new(has_curve),
+        events: WorkerEvents::new(public_key.clone()),
+        search: BrokerSearch::new(public_key),
         calls: HashMap::new(),
         frame: Vec::new(),
         expel_at_ms: NEVER,

@@ -26,11 +26,12 @@ module Stepwire
 
     def perform(call)
       started_ms = Identity.now_ms
-      step = call.run.step
+      step = call.step
       begin
         pipe = connected
         left_ms = call.run.timeout_at_ms - started_ms
-        ChildProcess.write(pipe, [call.offer, step.to_a, left_ms == NEVER ? nil : left_ms])
+        ChildProcess.write(pipe, [call.offer, step.to_a, left_ms == NEVER ? nil : left_ms, call.context.sealed?,
+                                  call.secrets])
         answer_of(call, pipe, started_ms)
       rescue EOFError, SystemCallError
         text = "the process of '#{call.handler.name}' ended with #{ending(kill)} while it ran the step"
@@ -162,7 +163,9 @@ module Stepwire
 
     private
 
-    def answer(offer, members, left_ms)
+    # `secrets`: the values that the step holds, by name, to remove from the texts of this process.
+    def answer(offer, members, left_ms, is_sealed, secrets)
+      Redaction.remember(secrets)
       step = StepRequest.new(*members)
       # `ABSENT` is one object; its copy in this process is another.
       step.input = ABSENT if step.input.instance_of?(Object)
@@ -171,6 +174,7 @@ module Stepwire
       lease.until_ms = NEVER
       run = Run.new([step.step_id, step.delivery], step, offer, lease, left_ms || NEVER)
       context = Context.new(run, method(:report))
+      context.open(step, is_sealed: true) if is_sealed
       call = HandlerCall.new(run, @handlers[offer], context)
       call.begin(at_ms)
       send_result(call.perform)
@@ -206,7 +210,7 @@ module Stepwire
         child = Thread.current[:stepwire_child] = ChildProcess.new(@handlers, @links, @siblings)
         @all << child
       end
-      child.perform(call)
+      call.opened_and_closed { child.perform(call) }
     end
 
     # Kill all processes, because the program may continue without the worker.

@@ -23,8 +23,12 @@ module Stepwire
 
     module_function
 
-    # Log the exception of a handler.
-    def raised(step, error, cancel_reason)
+    # Log the exception of a handler; of a sealed step, only its type.
+    def raised(step, error, cancel_reason, is_sealed: false)
+      if is_sealed
+        write(:warning, step, "failed: #{Backtraces.name_of(error)}; the text of the error is sealed")
+        return
+      end
       if cancel_reason
         write(:info, step, "ended after it was asked to stop (#{cancel_reason}): #{Backtraces.summary(error)}")
         return
@@ -41,8 +45,9 @@ module Stepwire
     end
 
     # Log a failure that the SDK has found: input that does not fit, output that is not JSON, a dead process.
-    def not_reported(step, result)
-      write(:error, step, "failed: #{result.error[:code]}: #{result.error[:message]}")
+    def not_reported(step, result, is_sealed: false)
+      text = is_sealed ? "the text of the error is sealed" : result.error[:message]
+      write(:error, step, "failed: #{result.error[:code]}: #{text}")
     end
 
     # The level and the line of a request to stop. A handler may ignore it, so the end of the run may never be logged.

@@ -120,6 +120,7 @@ module Stepwire
       text = "handler '#{call.handler.name}' ended its thread: return a value or raise an error"
       result = Outcomes.sdk_failure(call.run.step, "thread_ended", text, retryable: true)
       RunLog.not_reported(call.run.step, result)
+      result = call.closed(result)
       following = @next_call.call(call)
       @report.call(call.run, result)
       @lock.synchronize { @threads.delete(Thread.current) }

@@ -15,6 +15,8 @@ module Stepwire
       @connected_ms = {}
       @listed_ms = {} # of links learned from a list: when a list last named the broker
       @lists = {}.compare_by_identity # the brokers that each broker listed in its open session
+      @keys = {} # the CURVE keys that each broker lists for itself, the current one first
+      @key = {} # of links whose latest key is not the configured one
       @ignored = [] # brokers that need CURVE keys, which the worker does not have
       @brokers = brokers
       @holdings = holdings
@@ -23,7 +25,7 @@ module Stepwire
 
     def start(now_ms)
       @connected_ms = @broker_of.transform_values { now_ms }
-      @check_at_ms = now_ms + Limits::SOCKET_REBUILD_MS
+      @check_at_ms = now_ms + Limits::SERVER_KEY_RETRY_MS
     end
 
     # Connect to the brokers that this broker lists. A configured endpoint may be the same broker with another address.
@@ -40,9 +42,10 @@ module Stepwire
       end
       unnamed = @broker_of.select { |_, broker| broker.nil? }.keys
       @broker_of[unnamed.pop] = peer.id if !known.key?(peer.id) && unnamed.size == 1
-      return unless unnamed.empty?
+      listed.each { |entry| connect(entry, known, now_ms) } if unnamed.empty?
+      return unless @has_curve
 
-      listed.each { |entry| connect(entry, known, now_ms) }
+      follow_key(peer.id, listed.select { |entry| entry.broker == peer.id }.filter_map(&:server_key), now_ms)
     end
 
     # The link to this broker, if it is known.
@@ -78,6 +81,32 @@ module Stepwire
       @out.add(Connect.new(link, entry.server_key))
     end
 
+    # Connect again with the broker's current key if it has changed.
+    def follow_key(broker, keys, now_ms)
+      return if keys.empty?
+
+      before = @keys.fetch(broker, keys)
+      @keys[broker] = keys
+      link = link_of(broker)
+      return if link.nil? || before[0] == keys[0] || @key[link] == keys[0]
+
+      connect_with(link, keys[0], now_ms)
+      @out.log(:info, :server_key_changed, link: link, broker: broker)
+    end
+
+    def connect_with(link, key, now_ms)
+      @key[link] = key
+      @connected_ms[link] = now_ms
+      @out.add(Disconnect.new(link))
+      @out.add(Connect.new(link, key))
+    end
+
+    # The key for the next attempt. A broker that has listed several keys may have changed its key meanwhile.
+    def next_key(link, keys)
+      used = @key[link] || (keys[0] if keys.size > 1)
+      keys[((keys.index(used) || -1) + 1) % keys.size]
+    end
+
     # Disconnect brokers that were learned from a list, are absent from every list for long, and own nothing.
     def disconnect_unlisted(now_ms)
       return if @listed_ms.empty?
@@ -100,9 +129,10 @@ module Stepwire
     end
 
     def remove(link, peer)
-      [@listed_ms, @broker_of, @connected_ms].each { |links| links.delete(link) }
+      [@listed_ms, @broker_of, @connected_ms, @key].each { |links| links.delete(link) }
       if peer
         @lists.delete(peer)
+        @keys.delete(peer.id)
         @brokers.forget(peer)
       end
       @out.add(Disconnect.new(link))
@@ -119,12 +149,20 @@ module Stepwire
         next if broker.nil? && strangers >= unnamed
 
         answered_ms = peer ? peer.answered_ms : -NEVER
-        next if [answered_ms, @connected_ms[link]].max > since_ms
+        keys = @keys.fetch(broker, [])
+        silent_ms = keys.size > 1 ? Limits::SERVER_KEY_RETRY_MS : Limits::SOCKET_REBUILD_MS
+        next if [answered_ms, @connected_ms[link]].max > now_ms - silent_ms
 
-        @connected_ms[link] = now_ms
-        @out.add(Rebuild.new(link))
+        connect_again(link, keys, now_ms)
         @out.log(:debug, :link_rebuilt, link: link, broker: broker)
       end
+    end
+
+    def connect_again(link, keys, now_ms)
+      return connect_with(link, next_key(link, keys), now_ms) unless keys.empty?
+
+      @connected_ms[link] = now_ms
+      @out.add(Rebuild.new(link))
     end
 
     # Do not connect to a broker that requires CURVE keys. Logged once for each broker.

@@ -11,13 +11,23 @@ module Stepwire
       "expired" => "broker %<broker>s has ended the session: it did not receive heartbeats of this worker in time",
       "version" => "broker %<broker>s refuses this worker: they have no protocol version in common; " \
                    "use a broker and an SDK of the same release",
-      "unauthorized" => "broker %<broker>s refuses this worker: it is not authorized",
+      "unauthorized" => "broker %<broker>s refuses this worker: unauthorized",
       "shutdown" => "broker %<broker>s shuts down",
       "deployment_replaced" => "the session with broker %<broker>s has ended, because its database is another one"
     }.freeze
 
-    # `writer` writes the lines; `link_of` returns the link to a broker, if it is known.
-    def initialize(writer, link_of)
+    attr_reader :public_key
+
+    # How a refused worker names its key, and what to do.
+    def self.key_of(public_key)
+      key = public_key ? "this worker's public key is #{public_key}" : "this worker has no key"
+      "#{key}; on the broker's host see `stepwire keys list` and `stepwire keys allow`"
+    end
+
+    # `writer` writes the lines; `link_of` returns the link to a broker, if it is known. `public_key`: the CURVE key
+    # that the worker connects with, for its lines about refusals.
+    def initialize(writer, link_of, public_key = nil)
+      @public_key = public_key
       @writer = writer
       @link_of = link_of
       @epochs = {} # of each broker's last session
@@ -25,6 +35,8 @@ module Stepwire
 
     def log(level, event, facts)
       sentence = event == :session_opened ? opened(facts) : send(event, facts)
+      refused = [facts[:why], facts[:code]].include?("unauthorized")
+      sentence = "#{sentence}; #{self.class.key_of(@public_key)}" if refused
       @writer.write(level, Texts.clean(sentence))
     end
 
@@ -102,6 +114,10 @@ module Stepwire
 
     def link_removed(facts)
       "disconnected from broker #{facts[:broker]}, because no list names it"
+    end
+
+    def server_key_changed(facts)
+      "connecting to broker #{facts[:broker]} again, because it has a new CURVE key"
     end
 
     def broker_ignored(facts)

@@ -20,12 +20,16 @@ module Stepwire
     end
 
     # The endpoint at fault, and why no broker answers there. Waits at most CONNECT_S for each connection.
-    def diagnosis(link, has_curve: false)
+    def diagnosis(link, public_key: nil)
       link.to_a.each do |endpoint|
         fault = fault(endpoint)
         return [shown(endpoint), fault] if fault
       end
-      keys = has_curve ? "Check also the three CURVE keys" : "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+      keys = "A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+      if public_key
+        keys = "Check also the three CURVE keys: #{WorkerEvents.key_of(public_key)}, and its log for the code " \
+               "(connection_refused)"
+      end
       [shown(link.steps), "#{NOT_A_BROKER} #{keys}"]
     end
 

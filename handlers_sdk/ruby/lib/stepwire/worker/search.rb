@@ -9,9 +9,8 @@ module Stepwire
 
     attr_reader :report_at_ms
 
-    def initialize(events, has_curve: false)
+    def initialize(events)
       @events = events
-      @has_curve = has_curve
       @report_at_ms = NEVER
       @since_ms = 0.0
       @reports = 0
@@ -40,7 +39,7 @@ module Stepwire
     private
 
     def report(link, seconds)
-      endpoint, reason = Reachability.diagnosis(link, has_curve: @has_curve)
+      endpoint, reason = Reachability.diagnosis(link, public_key: @events.public_key)
       @events.log(:warning, :no_broker, { endpoint: endpoint, reason: reason, seconds: seconds })
     end
   end

@@ -13,16 +13,17 @@ module Stepwire
 
     attr_reader :worker_id
 
-    def initialize(config, handlers, curve)
+    def initialize(config, handlers, curve, edge)
       @worker_id = config.worker
       @config = config
       @handlers = handlers
       @curve = curve
+      @edge = edge
       random = Random.new
       @session = Session.new(config, random.method(:rand))
       @log = Logs::Writer.new
-      @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of))
-      @search = BrokerSearch.new(@events, has_curve: config.curve)
+      @events = WorkerEvents.new(@log, @session.endpoints.method(:link_of), curve&.public)
+      @search = BrokerSearch.new(@events)
       @mailbox = Mailbox.new
       @report_progress = method(:report_progress)
       @expel_at_ms = @leave_at_ms = NEVER
@@ -188,7 +189,11 @@ module Stepwire
 
     def run(action)
       context = Context.new(action, @report_progress)
-      action.call = HandlerCall.new(action, @handlers[action.offer], context)
+      handler = @handlers[action.offer]
+      action.call = if action.step.needs_opening? then CallToOpen.new(action, handler, context, @edge)
+                    else
+                      HandlerCall.new(action, handler, context)
+                    end
       @runners.submit(action.call)
     end
 

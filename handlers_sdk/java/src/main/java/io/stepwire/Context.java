@@ -19,7 +19,8 @@ public final class Context {
   private static final int NOTE_CHARS_MAX = 200;
   private static final double NUMBER_MAX = 1L << 53;
 
-  private final StepRequest step;
+  private volatile StepRequest step;
+  private volatile boolean isSealed;
   private final Consumer<ProgressItem> report;
   private final Signal cancelled = new Signal();
   private final Signal leaseLost = new Signal();
@@ -191,7 +192,7 @@ public final class Context {
    * total and note may be null.
    *
    * <p>Calls are cheap: only the latest report of a run is sent, at most five times a second. A
-   * note with more than 200 characters is cut. Both numbers must be finite, and at most 2^53.
+   * note with more than 200 characters is cut; a note of a sealed step is not sent. Both numbers must be finite, and at most 2^53.
    */
   public void progress(Number done, Number total, String note) {
     for (Number number : new Number[] {done, total}) {
@@ -200,7 +201,7 @@ public final class Context {
             "progress(" + done + ", " + total + "): both must be finite numbers up to 2^53");
       }
     }
-    String shortNote = note == null ? null : Texts.shortened(note, NOTE_CHARS_MAX);
+    String shortNote = note == null || isSealed ? null : Texts.shortened(note, NOTE_CHARS_MAX);
     report.accept(new ProgressItem(step.item(), plain(done), plain(total), shortNote));
   }
 
@@ -226,6 +227,12 @@ public final class Context {
   public void begin(double atMs, double timeoutMs) {
     startedMs = atMs;
     timeoutAtMs = timeoutMs;
+  }
+
+  /** Called before the handler: its step is open. */
+  public void open(StepRequest openedStep, boolean isSealedStep) {
+    step = openedStep;
+    isSealed = isSealedStep;
   }
 
   /** Sets the flags for this reason. A lost lease does not cancel the run. */

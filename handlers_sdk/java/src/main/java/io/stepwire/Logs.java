@@ -47,6 +47,13 @@ public final class Logs {
     STEPWIRE.addHandler(new ReadableHandler());
   }
 
+  /** The stack trace as Java prints it. */
+  static String traceOf(Throwable thrown) {
+    StringWriter trace = new StringWriter();
+    thrown.printStackTrace(new PrintWriter(trace));
+    return trace.toString().stripTrailing();
+  }
+
   private static boolean isConfigured() {
     if (System.getProperty("java.util.logging.config.file") != null
         || System.getProperty("java.util.logging.config.class") != null) {
@@ -103,9 +110,7 @@ public final class Logs {
       written.append(time).append(' ').append(levelOf(record)).append(' ');
       written.append(prefix).append(text);
       if (record.getThrown() != null) {
-        StringWriter trace = new StringWriter();
-        record.getThrown().printStackTrace(new PrintWriter(trace));
-        written.append('\n').append(trace.toString().stripTrailing());
+        written.append('\n').append(traceOf(record.getThrown()));
       }
       return written.toString();
     }

@@ -1,5 +1,6 @@
 package io.stepwire;
 
+import io.stepwire.edge.Redaction;
 import io.stepwire.protocol.StepRequest;
 import java.util.logging.Level;
 import java.util.logging.LogRecord;
@@ -41,8 +42,11 @@ public final class StepLogger {
 
   private void write(Level level, String text, Throwable thrown) {
     if (LOGGER.isLoggable(level)) {
-      Line line = new Line(level, text, step);
-      line.setThrown(thrown);
+      String trace = thrown == null ? "" : Logs.traceOf(thrown);
+      boolean hasSecret = !Redaction.redact(trace).equals(trace);
+      String whole = hasSecret ? text + "\n" + trace : text;
+      Line line = new Line(level, Redaction.redact(whole), step);
+      line.setThrown(hasSecret ? null : thrown); // a formatter would write the value
       LOGGER.log(line);
     }
   }

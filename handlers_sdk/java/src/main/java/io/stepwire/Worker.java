@@ -37,8 +37,8 @@ public final class Worker {
 
   /**
    * A worker configured by STEPWIRE_STEPS, STEPWIRE_RESULTS, STEPWIRE_NAME, STEPWIRE_SLOTS,
-   * STEPWIRE_LABELS, STEPWIRE_HANDLER_VERSION and STEPWIRE_CURVE_*. Throws {@link
-   * ConfigurationError}.
+   * STEPWIRE_LABELS, STEPWIRE_HANDLER_VERSION, STEPWIRE_CURVE_*, STEPWIRE_SECRETS_DIR and
+   * STEPWIRE_SEAL_KEYS_FILE. Throws {@link ConfigurationError}.
    */
   public static Worker fromEnv() {
     return builder().fromEnv().build();
@@ -157,7 +157,7 @@ public final class Worker {
     config.pid = process.pid();
     config.pidStarted = process.pidStarted();
     config.proof = process.isProvable(); // handlers are threads: none outlives the process
-    thread = new SocketThread(config, handlers(), settings.keys);
+    thread = new SocketThread(config, handlers(), settings.keys, settings.edge);
     thread.start();
   }
 

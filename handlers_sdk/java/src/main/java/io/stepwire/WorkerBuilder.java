@@ -1,5 +1,6 @@
 package io.stepwire;
 
+import io.stepwire.edge.Edge;
 import io.stepwire.protocol.Limits;
 import io.stepwire.session.Link;
 import java.util.LinkedHashMap;
@@ -22,12 +23,18 @@ public final class WorkerBuilder {
   Map<String, String> labels = new LinkedHashMap<>();
   String handlerVersion = "";
   CurveKeys keys;
+  Edge edge;
   private List<String> steps = List.of(Environment.STEPS_DEFAULT);
   private List<String> results = List.of(Environment.RESULTS_DEFAULT);
+  private SecretResolver resolver;
+  private String sealKeys;
 
   WorkerBuilder() {}
 
-  /** Reads STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION and _CURVE_*. */
+  /**
+   * Reads STEPWIRE_STEPS, _RESULTS, _NAME, _SLOTS, _LABELS, _HANDLER_VERSION, _CURVE_*,
+   * _SECRETS_DIR and _SEAL_KEYS_FILE.
+   */
   public WorkerBuilder fromEnv() {
     return fromEnv(System.getenv());
   }
@@ -44,6 +51,9 @@ public final class WorkerBuilder {
     labels = Environment.labels(Environment.get(environ, "STEPWIRE_LABELS", ""));
     handlerVersion = Environment.get(environ, "STEPWIRE_HANDLER_VERSION", "");
     keys = CurveKeys.read(environ);
+    String directory = Environment.get(environ, "STEPWIRE_SECRETS_DIR", null);
+    resolver = directory == null ? null : Edge.directory(directory);
+    sealKeys = Environment.get(environ, "STEPWIRE_SEAL_KEYS_FILE", null);
     return this;
   }
 
@@ -98,6 +108,26 @@ public final class WorkerBuilder {
     return this;
   }
 
+  /**
+   * The directory with the values of secrets, one file for each, for references like {@code
+   * {"$secret": "stripe/live"}} in the configuration and the input of a step.
+   */
+  public WorkerBuilder secrets(String directory) {
+    return secrets(Edge.directory(directory));
+  }
+
+  /** The same with a function from the name of a secret to its value. */
+  public WorkerBuilder secrets(SecretResolver function) {
+    resolver = function;
+    return this;
+  }
+
+  /** The file with the keys of sealed payloads. */
+  public WorkerBuilder sealKeysFile(String path) {
+    sealKeys = path;
+    return this;
+  }
+
   /** The longest interval of heartbeats; brokers may ask for a shorter one. */
   public WorkerBuilder heartbeatMs(int interval) {
     int most = Limits.LEASE_MS / 2;
@@ -115,6 +145,7 @@ public final class WorkerBuilder {
     name = Environment.checkName(name == null ? defaultName() : name);
     slots = Environment.checkSlots(slots);
     handlerVersion = Environment.checkHandlerVersion(handlerVersion);
+    edge = new Edge(resolver, sealKeys);
     return new Worker(this);
   }
 

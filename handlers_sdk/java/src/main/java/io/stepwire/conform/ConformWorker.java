@@ -25,6 +25,8 @@ public final class ConformWorker {
   /** What several handlers take: how to fail, how long, how much. */
   record Task(
       Optional<String> kind,
+      Optional<String> text,
+      Optional<String> note,
       Optional<Long> ms,
       Optional<Boolean> ignore,
       Optional<Integer> bytes) {}
@@ -68,11 +70,11 @@ public final class ConformWorker {
 
   private static Object fail(Context context, Task task) {
     throw switch (task.kind().orElse("error")) {
-      case "permanent" -> new Permanent("a permanent error", "conform");
-      case "retry" -> new Retry("a retryable error", Duration.ofMillis(1500));
-      case "unknown" -> new OutcomeUnknown("the outcome is unknown");
-      case "unavailable" -> new StepError("a resource is unavailable", null, "unavailable");
-      default -> new IllegalStateException("an ordinary error");
+      case "permanent" -> new Permanent(task.text().orElse("a permanent error"), "conform");
+      case "retry" -> new Retry(task.text().orElse("a retryable error"), Duration.ofMillis(1500));
+      case "unknown" -> new OutcomeUnknown(task.text().orElse("the outcome is unknown"));
+      case "unavailable" -> new StepError(task.text().orElse("a resource is unavailable"), null, "unavailable");
+      default -> new IllegalStateException(task.text().orElse("an ordinary error"));
     };
   }
 
@@ -151,7 +153,7 @@ public final class ConformWorker {
   }
 
   private static Object progress(Context context, Task task) throws InterruptedException {
-    context.progress(1, 2, "half");
+    context.progress(1, 2, task.note().orElse("half"));
     context.cancelled().await(Duration.ofMillis(task.ms().orElse(0L)));
     return Map.of();
   }

@@ -36,6 +36,7 @@ final class BrokerDecoder {
   private static final int TEXT_MAX = Integer.MAX_VALUE;
 
   private final String type;
+  private final boolean mayNeedOpening;
   String v;
   private String broker;
   private Long epoch;
@@ -61,8 +62,10 @@ final class BrokerDecoder {
   private List<Endpoints> brokers;
   private List<StepRequest> steps;
 
-  BrokerDecoder(String type) {
+  /** {@code mayNeedOpening}: see {@link StepRequest}. */
+  BrokerDecoder(String type, boolean mayNeedOpening) {
     this.type = type;
+    this.mayNeedOpening = mayNeedOpening;
   }
 
   /** Reads the value of the member at which the reader is. Members of other types are skipped. */
@@ -141,7 +144,7 @@ final class BrokerDecoder {
         steps = new ArrayList<>();
         in.beginArray();
         while (in.nextItem()) {
-          steps.add(StepDecoder.read(in));
+          steps.add(StepDecoder.read(in, mayNeedOpening));
         }
       }
       default -> in.skip(1);

@@ -27,7 +27,10 @@ public final class Codec {
    * InvalidMessage}: the caller ignores the code {@code unknown_type}.
    */
   public static FromBroker decodeBroker(byte[] frame, int from) {
-    BrokerDecoder decoder = new BrokerDecoder(typeOf(frame, from));
+    String type = typeOf(frame, from);
+    boolean mayNeedOpening =
+        type.equals("steps") && Raw.mayNeedOpening(frame, from, frame.length); // once for all steps
+    BrokerDecoder decoder = new BrokerDecoder(type, mayNeedOpening);
     JsonReader in = new JsonReader(frame, from, frame.length);
     if (in.peek() != '{') {
       throw new InvalidMessage("not_an_object", "the JSON is not an object");

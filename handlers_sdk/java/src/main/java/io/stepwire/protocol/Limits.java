@@ -43,6 +43,7 @@ public final class Limits {
   public static final int START_RETRANSMIT_MS = 300;
   public static final int START_RETRANSMIT_MAX_MS = 3_000;
   public static final int SOCKET_REBUILD_MS = 15_000;
+  public static final int SERVER_KEY_RETRY_MS = 5_000;
 
   /** The time after which a broker that no list names any more is disconnected. */
   public static final int UNLISTED_MS = 600_000;

@@ -34,6 +34,23 @@ public final class Raw {
     return Json.parse(data, from, to);
   }
 
+  /** False if the value certainly holds no reference to a secret and is not sealed. */
+  public boolean mayNeedOpening() {
+    return mayNeedOpening(data, from, to);
+  }
+
+  /** The same for any JSON. A key may also be written with escapes. */
+  static boolean mayNeedOpening(byte[] data, int from, int to) {
+    for (int i = from; i < to - 3; i++) {
+      byte c = data[i];
+      if (c == '$' && data[i + 1] == 's' && data[i + 2] == 'e'
+          || c == '\\' && data[i + 1] == 'u' && data[i + 2] == '0' && data[i + 3] == '0') {
+        return true;
+      }
+    }
+    return false;
+  }
+
   void writeTo(JsonWriter out) {
     out.bytes(data, from, to);
   }

@@ -6,7 +6,7 @@ final class StepDecoder {
 
   private StepDecoder() {}
 
-  static StepRequest read(JsonReader in) {
+  static StepRequest read(JsonReader in, boolean mayNeedOpening) {
     Long stepId = null;
     Long taskId = null;
     Long delivery = null;
@@ -49,6 +49,7 @@ final class StepDecoder {
         previous,
         input,
         isAtMostOnce,
+        mayNeedOpening,
         BrokerDecoder.need(metadata, "steps[…].metadata"));
   }
 

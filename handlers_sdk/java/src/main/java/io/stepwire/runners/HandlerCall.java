@@ -2,6 +2,7 @@ package io.stepwire.runners;
 
 import io.stepwire.Context;
 import io.stepwire.Identity;
+import io.stepwire.edge.Edge;
 import io.stepwire.protocol.InvalidMessage;
 import io.stepwire.protocol.Item;
 import io.stepwire.protocol.Result;
@@ -14,12 +15,17 @@ public final class HandlerCall {
   private final Run run;
   private final Registered handler;
   private final Context context;
+  private final Edge edge; // null: the step certainly needs no opening
+  private StepRequest step; // as the handler receives it
+  private boolean isSealed;
   private Thread interruptible; // the thread that is in the handler, if it may be interrupted
 
-  public HandlerCall(Run run, Registered handler, Context context) {
+  public HandlerCall(Run run, Registered handler, Context context, Edge edge) {
     this.run = run;
     this.handler = handler;
     this.context = context;
+    this.edge = run.step().mayNeedOpening() ? edge : null;
+    this.step = run.step();
   }
 
   public Item item() {
@@ -59,7 +65,7 @@ public final class HandlerCall {
     if (context.cancelReason() != null) {
       return null;
     }
-    return call(startedMs);
+    return opened(startedMs, true);
   }
 
   /** Called when the run has ended, before its slot is released. */
@@ -71,11 +77,32 @@ public final class HandlerCall {
   public Result performTest() {
     double startedMs = Identity.nowMs();
     context.begin(startedMs, startedMs + run.timeoutMs());
-    return call(startedMs);
+    return opened(startedMs, false);
+  }
+
+  /**
+   * Calls the handler between the opening of its step and the closing of its result. A lease that
+   * ends meanwhile gives the step back.
+   */
+  private Result opened(double startedMs, boolean hasLease) {
+    if (edge == null) {
+      return call(startedMs);
+    }
+    Edge.Opened opened = edge.open(run.step());
+    if (opened.refusal() != null) {
+      return logged(opened.refusal());
+    }
+    step = opened.step();
+    isSealed = opened.isSealed();
+    context.open(step, isSealed);
+    if (hasLease && run.isLeaseOver(Identity.nowMs())) {
+      return null;
+    }
+    Result result = call(startedMs);
+    return result == null ? null : edge.close(opened, result);
   }
 
   private Result call(double startedMs) {
-    StepRequest step = run.step();
     Object input;
     try {
       input = handler.readInput(step);
@@ -102,7 +129,6 @@ public final class HandlerCall {
   }
 
   private Result failed(Throwable error, double tookMs) {
-    StepRequest step = run.step();
     String reason = context.cancelReason();
     boolean hasStopped =
         error instanceof InterruptedException || error instanceof CancellationException;
@@ -112,12 +138,12 @@ public final class HandlerCall {
       }
       return Outcomes.stopped(handler, step, reason, tookMs);
     }
-    RunLog.thrown(step, error, reason);
+    RunLog.thrown(step, error, reason, isSealed);
     return Outcomes.failed(handler, step, error, tookMs);
   }
 
   private Result logged(Result result) {
-    RunLog.notReported(run.step(), result);
+    RunLog.notReported(step, result, isSealed);
     return result;
   }
 

@@ -37,8 +37,16 @@ public final class RunLog {
 
   private RunLog() {}
 
-  /** Logs the exception of a handler. {@code cancelReason}: null if not asked to stop. */
-  static void thrown(StepRequest step, Throwable error, String cancelReason) {
+  /**
+   * Logs the exception of a handler; of a sealed step, only its type. {@code cancelReason}: null if
+   * not asked to stop.
+   */
+  static void thrown(StepRequest step, Throwable error, String cancelReason, boolean isSealed) {
+    if (isSealed) {
+      String type = Traces.nameOf(error);
+      write(Level.WARNING, step, "failed: " + type + "; the text of the error is sealed");
+      return;
+    }
     String summary = Traces.summary(error);
     if (cancelReason != null) {
       write(
@@ -64,8 +72,9 @@ public final class RunLog {
   }
 
   /** Logs a failure that the SDK has found: input that does not fit, output that is not JSON. */
-  public static void notReported(StepRequest step, Result result) {
-    write(Level.SEVERE, step, "failed: " + result.error().code() + ": " + result.error().message());
+  public static void notReported(StepRequest step, Result result, boolean isSealed) {
+    String text = isSealed ? "the text of the error is sealed" : result.error().message();
+    write(Level.SEVERE, step, "failed: " + result.error().code() + ": " + text);
   }
 
   /** Logs that a run is asked to stop. A handler may ignore it. */

@@ -1,6 +1,7 @@
 package io.stepwire.runners;
 
 import io.stepwire.Texts;
+import io.stepwire.edge.Redaction;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -21,7 +22,7 @@ final class Traces {
   static String textOf(Throwable error) {
     try {
       String text = error.getMessage();
-      return text == null ? "" : text;
+      return text == null ? "" : Redaction.redact(text);
     } catch (RuntimeException | Error fault) {
       return "";
     }

@@ -29,6 +29,12 @@ final class BrokerLinks {
   /** The brokers that each broker listed in its open session. */
   private final Map<BrokerPeer, Set<String>> lists = new LinkedHashMap<>();
 
+  /** The CURVE keys that each broker lists for itself, the current one first. */
+  private final Map<String, List<String>> keys = new HashMap<>();
+
+  /** Of links whose latest key is not the configured one. */
+  private final Map<Link, String> keyOf = new HashMap<>();
+
   private final Set<String> ignored = new HashSet<>(); // brokers that need CURVE keys
   private final Brokers brokers;
   private final HeldDeliveries holdings;
@@ -44,7 +50,7 @@ final class BrokerLinks {
 
   void start(double nowMs) {
     brokerOf.keySet().forEach(link -> connectedMs.put(link, nowMs));
-    checkAtMs = nowMs + Limits.SOCKET_REBUILD_MS;
+    checkAtMs = nowMs + Limits.SERVER_KEY_RETRY_MS;
   }
 
   /**
@@ -94,6 +100,47 @@ final class BrokerLinks {
       listedMs.put(link, nowMs);
       out.add(new Action.Connect(link, entry.serverKey()));
     }
+    if (hasCurve) {
+      List<String> own =
+          usable.stream()
+              .filter(entry -> entry.broker().equals(peer.id) && entry.serverKey() != null)
+              .map(Endpoints::serverKey)
+              .toList();
+      followKey(peer.id, own, nowMs);
+    }
+  }
+
+  /** Connects again with the broker's current key if it has changed. */
+  private void followKey(String broker, List<String> listed, double nowMs) {
+    if (listed.isEmpty()) {
+      return;
+    }
+    List<String> before = keys.put(broker, listed);
+    Link link = linkOf(broker);
+    String current = listed.get(0);
+    if (before != null
+        && link != null
+        && !before.get(0).equals(current)
+        && !current.equals(keyOf.get(link))) {
+      connectWith(link, current, nowMs);
+      out.log(Level.INFO, "server_key_changed", "link", link, "broker", broker);
+    }
+  }
+
+  private void connectWith(Link link, String key, double nowMs) {
+    keyOf.put(link, key);
+    connectedMs.put(link, nowMs);
+    out.add(new Action.Disconnect(link));
+    out.add(new Action.Connect(link, key));
+  }
+
+  /**
+   * The key for the next attempt. A broker that has listed several keys may have changed its key
+   * meanwhile.
+   */
+  private String nextKey(Link link, List<String> listed) {
+    String used = keyOf.getOrDefault(link, listed.size() > 1 ? listed.get(0) : "");
+    return listed.get((listed.indexOf(used) + 1) % listed.size());
   }
 
   private List<Link> unnamed() {
@@ -168,6 +215,8 @@ final class BrokerLinks {
         listedMs.remove(link);
         brokerOf.remove(link);
         connectedMs.remove(link);
+        keys.remove(broker);
+        keyOf.remove(link);
         if (peer != null) {
           lists.remove(peer);
           brokers.forget(peer);
@@ -203,9 +252,15 @@ final class BrokerLinks {
         continue;
       }
       double answeredMs = peer == null ? -Session.NEVER : peer.answeredMs;
-      if (Math.max(answeredMs, connectedMs.get(link)) <= sinceMs) {
-        connectedMs.put(link, nowMs);
-        out.add(new Action.Rebuild(link));
+      List<String> listed = broker == null ? List.of() : keys.getOrDefault(broker, List.of());
+      double silentMs = listed.size() > 1 ? Limits.SERVER_KEY_RETRY_MS : Limits.SOCKET_REBUILD_MS;
+      if (Math.max(answeredMs, connectedMs.get(link)) <= nowMs - silentMs) {
+        if (listed.isEmpty()) {
+          connectedMs.put(link, nowMs);
+          out.add(new Action.Rebuild(link));
+        } else {
+          connectWith(link, nextKey(link, listed), nowMs);
+        }
         out.log(Level.DEBUG, "link_rebuilt", "link", link, "broker", broker);
       }
     }

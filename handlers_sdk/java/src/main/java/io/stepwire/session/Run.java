@@ -75,12 +75,17 @@ public final class Run implements Action {
    */
   public boolean begin(double nowMs) {
     startedMs = nowMs;
-    if (isTakenBack || nowMs >= lease.untilMs) {
+    if (isTakenBack || isLeaseOver(nowMs)) {
       startedMs = Double.NaN;
       return false;
     }
     timeoutAtMs = Math.min(nowMs + timeoutMs, deadlineMs);
     return true;
+  }
+
+  /** True after the end of the lease: another worker may run the step. */
+  public boolean isLeaseOver(double nowMs) {
+    return nowMs >= lease.untilMs;
   }
 
   /**

@@ -5,7 +5,9 @@ import io.stepwire.Context;
 import io.stepwire.Handler;
 import io.stepwire.HandlerOptions;
 import io.stepwire.Logs;
+import io.stepwire.SecretResolver;
 import io.stepwire.Worker;
+import io.stepwire.edge.Edge;
 import io.stepwire.protocol.Item;
 import io.stepwire.protocol.Json;
 import io.stepwire.protocol.Raw;
@@ -55,6 +57,7 @@ public final class Testing {
   private String idempotencyKey = UUID.randomUUID().toString().replace("-", "") + "/step";
   private String traceparent;
   private String tracestate;
+  private SecretResolver resolver;
 
   private Testing(Registered handler, String handlerClass) {
     this.handler = handler;
@@ -135,6 +138,12 @@ public final class Testing {
     return this;
   }
 
+  /** The values of the secrets to which the input and the configuration refer, by their names. */
+  public Testing secrets(Map<String, String> values) {
+    resolver = values::get;
+    return this;
+  }
+
   /** Runs the handler in this thread. */
   public Outcome run() {
     Logs.setUp();
@@ -149,6 +158,7 @@ public final class Testing {
             Raw.of(Json.encode(results)),
             null,
             isAtMostOnce,
+            true,
             new StepRequest.Metadata(
                 attempt, 3, timeoutMs, idempotencyKey, traceparent, tracestate, -1, false));
     List<RecordedProgress> progress = Collections.synchronizedList(new ArrayList<>());
@@ -161,7 +171,7 @@ public final class Testing {
     double ownMs = handler.offer().timeoutMs();
     double shortestMs = ownMs > 0 ? Math.min(ownMs, stepTimeoutMs) : stepTimeoutMs;
     Run run = new Run(step, 0, new Lease(), shortestMs, Session.NEVER);
-    HandlerCall call = new HandlerCall(run, handler, context);
+    HandlerCall call = new HandlerCall(run, handler, context, new Edge(resolver, null));
     Timer timer = new Timer("stepwire-test", true);
     try {
       if (shortestMs != Session.NEVER) {

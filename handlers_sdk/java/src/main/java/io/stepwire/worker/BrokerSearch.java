@@ -1,5 +1,6 @@
 package io.stepwire.worker;
 
+import io.stepwire.CurveKeys;
 import io.stepwire.session.Action.Level;
 import io.stepwire.session.Link;
 import io.stepwire.session.Session;
@@ -16,13 +17,14 @@ final class BrokerSearch {
 
   double reportAtMs = Session.NEVER;
   private final WorkerEvents events;
-  private final boolean hasKeys;
+  private final CurveKeys keys;
   private double sinceMs;
   private int reports;
 
-  BrokerSearch(WorkerEvents events, boolean hasKeys) {
+  /** {@code keys} is null without CURVE. */
+  BrokerSearch(WorkerEvents events, CurveKeys keys) {
     this.events = events;
-    this.hasKeys = hasKeys;
+    this.keys = keys;
   }
 
   /**
@@ -54,7 +56,7 @@ final class BrokerSearch {
   }
 
   private void report(Link link, long seconds) {
-    Reachability.Diagnosis found = Reachability.diagnose(link, hasKeys);
+    Reachability.Diagnosis found = Reachability.diagnose(link, keys);
     events.log(
         Level.WARNING,
         "no_broker",

@@ -1,5 +1,6 @@
 package io.stepwire.worker;
 
+import io.stepwire.CurveKeys;
 import io.stepwire.session.Link;
 import java.io.IOException;
 import java.net.ConnectException;
@@ -19,7 +20,7 @@ final class Reachability {
   private Reachability() {}
 
   /** Waits at most CONNECT_MS for each connection. */
-  static Diagnosis diagnose(Link link, boolean hasKeys) {
+  static Diagnosis diagnose(Link link, CurveKeys keys) {
     for (String endpoint : new String[] {link.steps(), link.results()}) {
       String fault = faultOf(endpoint);
       if (fault != null) {
@@ -31,9 +32,11 @@ final class Reachability {
         "a process accepts connections there, but does not answer as a broker. Check that"
             + " STEPWIRE_STEPS and STEPWIRE_RESULTS name the broker's `bus.steps` and"
             + " `bus.results`, in this order, and not its HTTP address"
-            + (hasKeys
-                ? ". Check also the three CURVE keys"
-                : ". A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"));
+            + (keys == null
+                ? ". A broker with CURVE needs keys, STEPWIRE_CURVE_FILE"
+                : ". Check also the three CURVE keys: "
+                    + WorkerEvents.keyOf(keys)
+                    + ", and its log for the code (connection_refused)"));
   }
 
   /** Null if a process accepts connections there. */

@@ -3,13 +3,14 @@ package io.stepwire.worker;
 import io.stepwire.Context;
 import io.stepwire.CurveKeys;
 import io.stepwire.Identity;
+import io.stepwire.edge.Edge;
 import io.stepwire.protocol.Item;
 import io.stepwire.runners.HandlerCall;
 import io.stepwire.runners.Registered;
 import io.stepwire.runners.RunLog;
 import io.stepwire.runners.Runner;
-import io.stepwire.session.Action;
 import io.stepwire.session.Action.Level;
+import io.stepwire.session.Action;
 import io.stepwire.session.Config;
 import io.stepwire.session.Offer;
 import io.stepwire.session.Run;
@@ -44,6 +45,7 @@ public final class SocketThread {
   private final Config config;
   private final List<Registered> handlers;
   private final CurveKeys keys;
+  private final Edge edge;
   private final Session session;
   private final WorkerEvents events;
   private final BrokerSearch search;
@@ -62,13 +64,14 @@ public final class SocketThread {
   private volatile Throwable fault;
 
   /** {@code keys} is null without CURVE. */
-  public SocketThread(Config config, List<Registered> handlers, CurveKeys keys) {
+  public SocketThread(Config config, List<Registered> handlers, CurveKeys keys, Edge edge) {
     this.config = config;
     this.handlers = handlers;
     this.keys = keys;
+    this.edge = edge;
     session = new Session(config, new Random()::nextDouble);
-    events = new WorkerEvents(session::linkOf);
-    search = new BrokerSearch(events, keys != null);
+    events = new WorkerEvents(session::linkOf, keys);
+    search = new BrokerSearch(events, keys);
     try {
       selector = Selector.open();
     } catch (IOException failure) {
@@ -257,7 +260,7 @@ public final class SocketThread {
     } else if (action instanceof Action.Rebuild rebuild) {
       sockets.rebuild(rebuild.link());
     } else if (action instanceof Action.ResultTooLarge tooLarge) {
-      RunLog.notReported(tooLarge.step(), tooLarge.result());
+      RunLog.notReported(tooLarge.step(), tooLarge.result(), false);
     } else if (action instanceof Action.Quit) {
       hasQuit = true;
     }
@@ -276,7 +279,7 @@ public final class SocketThread {
         new Context(
             run.step(),
             report -> mailbox.putRequest(() -> session.progressed(report, Identity.nowMs())));
-    HandlerCall call = new HandlerCall(run, handlers.get(run.offer()), context);
+    HandlerCall call = new HandlerCall(run, handlers.get(run.offer()), context, edge);
     calls.put(run.item(), call);
     runner.submit(call);
   }

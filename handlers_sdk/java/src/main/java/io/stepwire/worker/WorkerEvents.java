@@ -1,5 +1,6 @@
 package io.stepwire.worker;
 
+import io.stepwire.CurveKeys;
 import io.stepwire.Logs;
 import io.stepwire.Texts;
 import io.stepwire.session.Action.Level;
@@ -24,7 +25,7 @@ final class WorkerEvents {
           "version",
               "broker %s refuses this worker: they have no protocol version in common; use a"
                   + " broker and an SDK of the same release",
-          "unauthorized", "broker %s refuses this worker: it is not authorized",
+          "unauthorized", "broker %s refuses this worker: unauthorized",
           "shutdown", "broker %s shuts down",
           "deployment_replaced",
               "the session with broker %s has ended, because its database is another one");
@@ -32,8 +33,12 @@ final class WorkerEvents {
   private final Map<String, String> epochs = new HashMap<>(); // of each broker's last session
   private final Function<String, Link> linkOf;
 
-  WorkerEvents(Function<String, Link> linkOf) {
+  private final CurveKeys keys;
+
+  /** {@code keys} is null without CURVE. */
+  WorkerEvents(Function<String, Link> linkOf, CurveKeys keys) {
     this.linkOf = linkOf;
+    this.keys = keys;
   }
 
   /** Logs one event with its facts. */
@@ -46,6 +51,9 @@ final class WorkerEvents {
           case ERROR -> java.util.logging.Level.SEVERE;
         };
     String sentence = sentence(event, facts);
+    if ("unauthorized".equals(facts.get("why")) || "unauthorized".equals(facts.get("code"))) {
+      sentence += "; " + keyOf(keys);
+    }
     if (LOG.isLoggable(number)) {
       LOG.log(number, Texts.clean(sentence));
     }
@@ -57,6 +65,13 @@ final class WorkerEvents {
         java.util.logging.Level.SEVERE,
         "the worker ends, because its socket thread has failed",
         fault);
+  }
+
+  /** How a refused worker names its key, and what to do. */
+  static String keyOf(CurveKeys keys) {
+    String key =
+        keys == null ? "this worker has no key" : "this worker's public key is " + keys.publicKey();
+    return key + "; on the broker's host see `stepwire keys list` and `stepwire keys allow`";
   }
 
   private String sentence(String event, Map<String, Object> facts) {
@@ -93,6 +108,8 @@ final class WorkerEvents {
               + stepsOf(facts)
               + " is not connected, because JeroMQ cannot connect to Unix sockets: give that"
               + " broker a tcp listener";
+      case "server_key_changed" ->
+          "connecting to broker " + broker + " again, because it has a new CURVE key";
       case "broker_ignored" ->
           "broker "
               + broker

@@ -128,6 +128,11 @@ public final class PlayedBroker implements AutoCloseable {
   }
 
   public void step(long id, String handler, String context) {
+    step(id, handler, context, Map.of());
+  }
+
+  /** {@code members}: others of the step. */
+  public void step(long id, String handler, String context, Map<String, Object> members) {
     Map<String, Object> metadata = new LinkedHashMap<>();
     metadata.put("attempt", 0);
     metadata.put("retry_limit", 3);
@@ -141,6 +146,7 @@ public final class PlayedBroker implements AutoCloseable {
     step.put("task_context", Json.parse(context));
     step.put("delivery", 1);
     step.put("metadata", metadata);
+    step.putAll(members);
     send(
         message(
             "steps",
@@ -152,6 +158,19 @@ public final class PlayedBroker implements AutoCloseable {
             "2.0",
             "steps",
             List.of(step)));
+  }
+
+  /** The result of one step, acknowledged. */
+  public Map<?, ?> result(long id) {
+    while (true) {
+      Map<?, ?> results = next("results");
+      acknowledgeResults(results);
+      for (Object each : (List<?>) results.get("results")) {
+        if (each instanceof Map<?, ?> result && result.get("step_id").equals(id)) {
+          return result;
+        }
+      }
+    }
   }
 
   /** The next message of this type; null: of any type. Fails after a while. */

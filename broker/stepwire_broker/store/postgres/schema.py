@@ -1,0 +1,46 @@
+"""The tables of the store: made in an empty schema, with a fixed number of lanes."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from psycopg import sql
+
+from stepwire_broker.store.errors import StoreRefused
+
+from .connecting import PostgresConnection
+
+SCHEMA: Final = "stepwire"  # the default
+LANES: Final = 8
+NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+TABLES: Final = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
+
+
+def read_schema_name(name: str) -> str:
+    """Check a schema's name. Names are written into statements without quotes."""
+    if not NAME.fullmatch(name) or name.startswith("pg_"):
+        raise StoreRefused(
+            f"database.schema is {name!r}: it needs lower-case letters, digits and underscores, at most 63, a letter "
+            "or an underscore first, and not the prefix pg_"
+        )
+    return name
+
+
+def create_tables(connection: PostgresConnection, schema: str, lanes: int = LANES) -> None:
+    """Make the schema if it is missing, and its tables and lanes, in one transaction. Of two brokers that start at the
+    same instant, the second waits for the first and changes nothing."""
+    with connection.transaction():
+        # The lock is the transaction's: a pooler may give the next transaction to another client.
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('stepwire schema ' || %s, 0))", (schema,))
+        exists = connection.execute("SELECT to_regclass(%s)", (f"{schema}.lanes",)).fetchone()
+        if exists is not None and exists[0] is not None:
+            return
+        named = sql.Identifier(schema)
+        if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(named))
+        connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
+        connection.execute(TABLES.encode())
+        connection.execute("INSERT INTO lanes (id) SELECT generate_series(0, %s - 1)", (lanes,))
+        # The fence appends seq after seq - 1: the first group of a lane has 1.
+        connection.execute("INSERT INTO commits (lane, seq, epoch) SELECT id, 0, 0 FROM lanes")

@@ -1,0 +1,1 @@
+"""PostgreSQL for tests: servers, poolers and cutting proxies, and the figures of the statements on a real server."""
