@@ -27,6 +27,7 @@ from .core.commit.decision import (
     WorkerDied,
     WorkerFlaps,
 )
+from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, Fenced, Outcome, Stalled
@@ -75,7 +76,6 @@ class CoreLoop:
         settings: Settings,
         machine: Machine,
         store: Store,
-        reader: claims.Reader,
         context: "zmq.Context[zmq.Socket[bytes]] | None",
         failed: asyncio.Future[None],
     ) -> None:
@@ -83,7 +83,6 @@ class CoreLoop:
         self._loop = asyncio.get_running_loop()
         self._state = machine.state
         self._store = store
-        self._reader = reader
         self._failed = failed
         self.is_open = False
         self.answers = PendingAnswers()
@@ -92,7 +91,7 @@ class CoreLoop:
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
-        self._stalled_s = 0.0  # since when the database stalls
+        self._stalled_s: dict[int, float] = {}  # by lane: since when the database stalls
         self._complained: dict[str, float] = {}  # by code: when a fault of an unknown sender was last logged
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()  # by worker and code: the logged refusals
         listener = BusEvents(
@@ -196,27 +195,28 @@ class CoreLoop:
         if isinstance(outcome, Broken | Fenced):
             self._fail(outcome)
             return
+        lane = self._state.outbox.lanes[outcome.lane]
         if isinstance(outcome, Stalled):
             log.warning("database_stalled", code=outcome.code, error=outcome.error)
-            if self._state.stalled is None:
+            if lane.stalled is None:
                 self.measures.stalls[outcome.code] = self.measures.stalls.get(outcome.code, 0) + 1
         elif isinstance(outcome, Committed):
             self.measures.commit_s.observe(self._loop.time() - self._handed[outcome.lane])
-        stalled = self._state.stalled
+        stalled = lane.stalled
         self._turn.commit(outcome)
-        self._log_stall(stalled)
+        self._log_stall(stalled, lane)
         if isinstance(outcome, Committed):
             for listener in tuple(self.commit_listeners):
                 listener()
         self.pulse.arm()
 
-    def _log_stall(self, before: str | None) -> None:
+    def _log_stall(self, before: str | None, lane: LaneState) -> None:
         """Log the end of a stall. `before` is the code before the outcome was handled."""
-        after = self._state.stalled
+        after = lane.stalled
         if before is None and after is not None:
-            self._stalled_s = self._loop.time()
+            self._stalled_s[lane.number] = self._loop.time()
         elif before is not None and after is None:
-            stalled_ms = int((self._loop.time() - self._stalled_s) * 1000)
+            stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
     def _fail(self, outcome: Broken | Fenced) -> None:
@@ -264,7 +264,9 @@ class CoreLoop:
         self._store.put(group)
 
     def _read(self, read: Read) -> None:
-        future = self._store.read(claims.perform, self._reader, read, read_clocks().wall)
+        future = self._store.read(
+            claims.perform, self._settings.limits.resident_payload_bytes, read, read_clocks().wall
+        )
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
 
     def _on_read(self, read: Read, done: Any) -> None:

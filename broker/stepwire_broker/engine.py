@@ -55,7 +55,6 @@ from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
 from .pulse import read_clocks
-from .stages import claims
 from .store import Store, open_store
 from .store.queries import Queries
 from .store.sqlite.opening import path_of
@@ -204,8 +203,7 @@ class Engine:
         self.state = BrokerState.begin(settings, self.identity, opened, now, router)
         self.workflows = self.state.workflows
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
-        reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
-        core = CoreLoop(settings, machine, store, reader, self._context, self.failed)
+        core = CoreLoop(settings, machine, store, self._context, self.failed)
         self.audit = AuditTrail(core.handle_soon, store)
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core
@@ -249,7 +247,7 @@ class Engine:
                 core.handle(Leave())
                 core.flush()
                 for _ in range(200):
-                    if overview.is_settled(self.state) or self.state.stalled is not None or self.failed.done():
+                    if overview.is_settled(self.state) or self.state.outbox.stalled is not None or self.failed.done():
                         break
                     await asyncio.sleep(0.01)
             core.is_open = False
@@ -356,7 +354,8 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
-        return reasons if self.state.stalled is None else [*reasons, self.state.stalled]
+        stalled = self.state.outbox.stalled
+        return reasons if stalled is None else [*reasons, stalled]
 
     def insecure(self) -> list[str]:
         """Return what is open to other users or hosts, as codes of INSECURE; empty if nothing is."""

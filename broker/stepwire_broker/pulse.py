@@ -118,7 +118,7 @@ class Pulse:
         now = read_clocks()
         for lane in self._state.outbox.lanes.values():
             late_ms = 0 if lane.is_idle else now.mono - lane.handed_mono
-            if late_ms > COMMIT_LATE_MS and self._state.stalled is None:
+            if late_ms > COMMIT_LATE_MS and lane.stalled is None:
                 text = f"a commit has taken {late_ms} ms so far"
                 self._actions.report(Stalled(lane.number, lane.handed, "database_unavailable", text))
 

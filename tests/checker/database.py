@@ -89,7 +89,6 @@ class Case(Struct):
 
 class Lane(NamedTuple):
     id: int
-    lane: int
     seq: int
 
 
@@ -107,7 +106,7 @@ class Database:
             number: read_plan(number, document)
             for number, document in self._connection.execute("SELECT id, document FROM workflows")
         }
-        self.lanes = {row[0]: Lane(*row) for row in self._connection.execute("SELECT id, lane, seq FROM lanes")}
+        self.lanes = {row[0]: Lane(*row) for row in self._connection.execute("SELECT id, seq FROM lanes")}
         self.keys: dict[tuple[str, str], int] = {
             (namespace, key): task_id
             for namespace, key, task_id in self._connection.execute("SELECT namespace, key, task_id FROM keys")

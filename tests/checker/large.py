@@ -44,7 +44,7 @@ def write(directory: Path, count: int) -> None:
         head = {"id": 1, "namespace": "default", "name": "chain", "version": "1", "digest": "", "created_ms": WALL_MS}
         connection.execute(workflows.insert(), {**head, "document": _encode(document).decode(), "active": 1})
         connection.execute(brokers.insert(), {"id": "b1", "epoch": 1, "lease_until_ms": 0, "lease_ms": 10_000})
-        connection.execute(lanes.insert(), {"id": 1, "broker": "b1", "lane": 0, "epoch": 1, "seq": count * 8})
+        connection.execute(lanes.insert(), {"id": 1, "owner": "b1", "owner_epoch": 1, "epoch": 1, "seq": count * 8})
         for first in range(0, count, PAGE_TASKS):
             rows: dict[Any, list[dict[str, Any]]] = {tasks: [], steps: [], keys: [], history: []}
             for number in range(first, min(first + PAGE_TASKS, count)):
@@ -66,9 +66,9 @@ def _rows(number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     task_id = 1 + number * 4
     uid = f"{number:032x}"
     at = WALL_MS + number
-    task = {"id": task_id, "uid": uid, "workflow_id": 1, "lane": 0, "namespace": "default", "key": f"k{number}"}
-    task |= {"state": "completed", "cancelling": 0, "priority": 0, "context": "{}", "context_bytes": 2, "owner": "b1"}
-    yield tasks, {**task, "created_ms": at, "finished_ms": at + 30, "owner_epoch": 1}
+    task = {"id": task_id, "uid": uid, "workflow_id": 1, "lane": 1, "namespace": "default", "key": f"k{number}"}
+    task |= {"state": "completed", "cancelling": 0, "priority": 0, "context": "{}", "context_bytes": 2}
+    yield tasks, {**task, "created_ms": at, "finished_ms": at + 30, "rank_ms": at, "stored": 0}
     yield keys, {"namespace": "default", "key": f"k{number}", "digest": b"", "task_id": task_id}
     groups: list[list[list[Any]]] = [[["submitted", at, 1, uid, "running", task_id + 1], ["readied", at, 0]]]
     for i, name in enumerate(STEPS):

@@ -157,9 +157,11 @@ def test_check_prints_an_error_and_exits_1(still: Place) -> None:
 
 def test_check_reports_torn_pages(still: Place) -> None:
     path = still.directory / STATE
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'history_of_task'").fetchone()
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2 // 4096 * 4096)
-        file.write(b"\xff" * 8192)
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
     ended = still.stepwire("db", "check", "-o", "json")
     assert ended.code == 1, ended
     assert ended.json["findings"]

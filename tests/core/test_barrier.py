@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from stepwire_broker.core.commit.outbox import Outbox, SendAck, SendAnswer
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResumeTask, RetryTask
 from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
@@ -220,3 +221,35 @@ def test_the_answer_to_a_submission_comes_with_its_own_commit() -> None:
     assert request not in world.answers
     world.commit()
     assert request in world.answers
+
+
+def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lanes() -> None:
+    world = World()
+    ids = [world.task(ONE) for _ in range(2)]
+    of_one, of_two = (world.state.tasks[task_id] for task_id in ids)
+    of_one.lane, of_two.lane = 1, 2
+    outbox = Outbox({1: 10, 2: 20})
+    sends = {
+        "one": SendAnswer(1, None, of_one),
+        "two": SendAnswer(2, None, of_two),
+        "both": SendAck(b"", None, (of_one, of_two)),
+        "unnamed": SendAnswer(3, None),
+    }
+    outbox.touch(1).promised = outbox.touch(2).promised = True
+    for send in sends.values():
+        outbox.send(send)
+    names = {id(send): name for name, send in sends.items()}
+
+    def released() -> list[str]:
+        return [names[id(send)] for send in outbox.released()]
+
+    assert released() == []
+    for lane in (1, 2):
+        assert outbox.close(lane, world.now) is not None
+    outbox.committed(2, 21)
+    assert released() == ["two"]
+    outbox.send(sends["two"])  # lane 2 has nothing open now
+    assert released() == ["two"]
+    outbox.committed(1, 11)
+    assert released() == ["one", "both", "unnamed"]
+    assert len(outbox) == 0

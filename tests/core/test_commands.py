@@ -373,7 +373,7 @@ def test_payloads_fetched_for_a_step_that_waits_again_are_not_used() -> None:
     world.result(world.batches()[-1], output=old)
     world.beat(n=5, free=1)
     fetch = world.reads.popleft()
-    brought = world.rows.read(fetch, 7, world.now.wall, 16_384)  # it is read now, and comes late
+    brought = world.rows.read(fetch, world.now.wall, 16_384)  # it is read now, and comes late
     world.ask(RetryTask, task_id=task_id, from_step="a")
     assert world.states(task_id) == {"a": "dispatched", "b": "waiting"}
     world.result(world.batches()[-1], output=new)
@@ -533,7 +533,7 @@ def test_submissions_and_commands_are_refused_while_nothing_can_be_stored(kind: 
     assert (refused.code, refused.retry_after_ms is not None) == (code, True)
     world.commit()
     world.settle()
-    assert world.state.stalled is None
+    assert world.state.outbox.stalled is None
     assert not isinstance(world.submit(), CommandRefused)
 
 
@@ -557,4 +557,31 @@ def test_dispatches_acks_and_grants_wait_while_the_database_is_away() -> None:
     assert len(world.heard(wire.Go)) == 2
     assert world.acked == [rid]
     assert world.stored(once_id).state == "completed"
+    world.check()
+
+
+def test_a_stalled_lane_stops_its_own_tasks_and_no_others() -> None:
+    world = World(lanes=2)
+    ids = [world.task(ONE) for _ in range(2)]
+    slow, quick = (next(i for i in ids if world.state.tasks[i].lane == lane) for lane in (1, 2))
+    world.auto = False
+    world.state.write(world.state.tasks[slow])
+    world.flush()
+    world.stall(lane=1)
+    world.hello()
+    world.commit(2)
+    assert [item.task_id for batch in world.batches() for item in batch.steps] == [quick]
+    refused = world.ask(CancelTask, task_id=slow)
+    assert isinstance(refused, CommandRefused)
+    assert refused.code == "disk_full"
+    created = world.submit()
+    assert created is None  # it is being written
+    while 2 in world.writings:
+        world.commit(2)
+    world.commit(1)
+    world.settle()
+    assert world.state.outbox.lanes[1].waiting == []
+    assert {item.task_id for batch in world.batches() for item in batch.steps} >= {slow, quick}
+    newest = max(world.state.tasks)
+    assert world.state.tasks[newest].lane == 2
     world.check()

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held, item_of, once, one, steps
@@ -316,7 +317,7 @@ def evict(world: World, task_id: int) -> None:
     world.state.outbox.mark(task)
     world.flush()
     assert task_id not in world.state.tasks
-    assert world.stored(task_id).owner_epoch == 0
+    assert world.stored(task_id).stored
 
 
 def test_a_failed_look_up_acks_nothing_and_the_worker_resends() -> None:
@@ -604,3 +605,13 @@ def test_progress_is_forgotten_when_the_worker_is_lost() -> None:
     world.say(wire.Progress(v="2.0", worker=W, session="7.1", items=[(*item_of(batch), 1, 2, None)]))
     world.pass_time(30_000)
     assert not world.state.progress
+
+
+def test_a_task_that_was_in_memory_is_loaded_by_the_next_start_without_a_write() -> None:
+    world = World()
+    task_id = world.task(ONE)
+    world.restart()
+    assert task_id in world.state.tasks
+    assert not world.state.outbox.lanes[LANE].dirty
+    assert not world.stored(task_id).stored
+    assert world.state.left_behind == {LANE: None}

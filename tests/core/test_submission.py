@@ -71,9 +71,9 @@ def test_a_workflow_that_the_database_refuses_is_not_known() -> None:
     world.apply(ONE)
     group = world.writing
     assert group is not None
-    world.writing = None
+    world.writings.clear()
     failed = WorkflowOutcome(request, 0, created=False, conflict=False, failed="no")
-    world.handle(Committed(0, group.seq, workflows=[failed]))
+    world.handle(Committed(group.lane, group.seq, workflows=[failed]))
     assert world.answers[request].code == "refused_by_database"
     assert world.state.workflows == {}
     assert world.state.active == {}
@@ -589,7 +589,7 @@ def test_a_task_read_before_the_outcome_of_its_commit_arrives_is_not_loaded_twic
     pause = world.requests
     world.read()
     assert world.state.tasks == {}
-    world.writing = None
+    world.writings.clear()
     world.handle(outcome)
     world.settle()
     while world.reads:

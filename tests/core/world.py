@@ -25,6 +25,7 @@ from stepwire_broker.core.routing.runtime_rules import stored_rules
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
@@ -59,6 +60,7 @@ class World:
         answers_reads: bool = True,
         executors: Collection[str] = (),
         bus_is_distributed: bool = True,
+        lanes: int = 1,
     ) -> None:
         self.executors = {BUS, LOCAL, *executors}
         self.bus_is_distributed = bus_is_distributed
@@ -67,7 +69,7 @@ class World:
         self.settings = settings or Settings()
         self.auto = auto
         self.answers_reads = answers_reads
-        self.rows = StoreAtOnce(next_id=1 << 30)
+        self.rows = StoreAtOnce(next_id=1 << 30, lanes=lanes)
         self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
@@ -81,9 +83,9 @@ class World:
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
         self.lease_before_ms = 0  # the longest lease of earlier starts, as the database has it
-        self._begin(epoch=7, seq=0, ids=(1, 1 << 40))
+        self._begin(epoch=7, ids=(1, 1 << 40))
 
-    def _begin(self, epoch: int, seq: int, ids: tuple[int, int]) -> None:
+    def _begin(self, epoch: int, ids: tuple[int, int]) -> None:
         self.rows.begin(epoch)
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, batch_key=b"key of start %d" % epoch, host=HOST)
         rules = [placed.rule for placed in stored_rules(self.rows.controls)]
@@ -93,7 +95,7 @@ class World:
             deployment=DEPLOYMENT,
             epoch=epoch,
             ids=ids,
-            lanes={0: seq},
+            lanes=dict(self.rows.tables.seqs),
             lease_ms_before=self.lease_before_ms,
             workflows=[],
             open_tasks=self.rows.open_tasks,
@@ -102,7 +104,7 @@ class World:
         )
         self.state = BrokerState.begin(self.settings, identity, opened, self.now, router)
         self.machine = Machine(self.state, list(self.documents.values()))
-        self.writing: CommitGroup | None = None
+        self.writings: dict[int, CommitGroup] = {}  # by lane
         self.reads: deque[Read] = deque()
         self.reads_decided = 0
 
@@ -110,12 +112,11 @@ class World:
         """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
         epoch = self.state.identity.epoch + 1
         ids = (self.state.next_id, self.state.last_id)
-        seq = self.state.outbox.lanes[0].committed
         for number, workflow in self.state.workflows.items():
             active = self.state.active.get((workflow.namespace, workflow.name)) is workflow
             self.documents[number] = (workflow, active)
         self.sent.clear()
-        self._begin(epoch, seq, ids)
+        self._begin(epoch, ids)
         self.handle(events.Tick())
 
     @property
@@ -131,21 +132,27 @@ class World:
             while self.reads:
                 self.read()
 
-    def flush(self) -> None:
-        self.machine.dispatch(0, self.now)
-        group, decision = self.machine.next_group(0, self.now)
-        self._act(decision)
-        if group is not None:
-            assert self.writing is None
-            self.writing = group
-            self.groups.append(group)
-            if self.auto:
-                self.commit()
+    @property
+    def writing(self) -> CommitGroup | None:
+        """The group that is being written; of several lanes the first."""
+        return next(iter(self.writings.values()), None)
 
-    def commit(self) -> None:
-        """Let the database report that its group is durable."""
-        group, self.writing = self.writing, None
-        assert group is not None, "nothing is being written"
+    def flush(self) -> None:
+        for lane in self.state.outbox.lanes:
+            self.machine.dispatch(lane, self.now)
+            group, decision = self.machine.next_group(lane, self.now)
+            self._act(decision)
+            if group is not None:
+                assert lane not in self.writings
+                self.writings[lane] = group
+                self.groups.append(group)
+                if self.auto:
+                    self.commit(lane)
+
+    def commit(self, lane: int | None = None) -> None:
+        """Let the database report that a group is durable: of this lane, or the first that is being written."""
+        assert self.writings, "nothing is being written"
+        group = self.writings.pop(next(iter(self.writings)) if lane is None else lane)
         self.handle(self.rows.write(group))
 
     def settle(self) -> None:
@@ -153,14 +160,13 @@ class World:
         while self.writing is not None:
             self.commit()
 
-    def stall(self, code: str = "disk_full") -> None:
-        assert self.writing is not None
-        self.handle(Stalled(0, self.writing.seq, code, "for the test"))
+    def stall(self, code: str = "disk_full", lane: int = LANE) -> None:
+        self.handle(Stalled(lane, self.writings[lane].seq, code, "for the test"))
 
     def read(self) -> None:
         read = self.reads.popleft()
         resident = self.settings.limits.resident_payload_bytes
-        self.handle(self.rows.read(read, self.state.identity.epoch, self.now.wall, resident))
+        self.handle(self.rows.read(read, self.now.wall, resident))
 
     def fail_read(self) -> None:
         self.handle(events.LoadFailed(self.reads.popleft().request, "for the test"))

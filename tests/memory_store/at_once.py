@@ -19,8 +19,8 @@ from .writer import MemoryWriter
 class StoreAtOnce:
     """`refuses` are tasks whose rows the database refuses, from the next group on."""
 
-    def __init__(self, next_id: int) -> None:
-        self.tables = Tables()
+    def __init__(self, next_id: int, lanes: int = 1) -> None:
+        self.tables = Tables(lanes)
         self.tables.next_id = next_id
         self.queries = MemoryQueries(self.tables)
         self.refuses: set[int] = set()
@@ -31,7 +31,7 @@ class StoreAtOnce:
         self.tables.epoch = epoch
 
     def write(self, group: CommitGroup) -> Committed:
-        writer = MemoryWriter(self.tables, self.tables.epoch, self._refuse)
+        writer = MemoryWriter(self.tables, self.tables.epoch, self._refuse, group.lane)
         outcome = Writing(group.lane, writer, group).attempt()
         assert isinstance(outcome, Committed), outcome
         return outcome
@@ -53,8 +53,8 @@ class StoreAtOnce:
         if touched & self.refuses:
             raise DataRefused("refused for the test")
 
-    def read(self, read: Read, epoch: int, now_ms: int, resident_bytes_max: int) -> LoadedTasks | LoadedPayloads:
-        return claims.perform(self.queries, claims.Reader(epoch, resident_bytes_max), read, now_ms)
+    def read(self, read: Read, now_ms: int, resident_bytes_max: int) -> LoadedTasks | LoadedPayloads:
+        return claims.perform(self.queries, resident_bytes_max, read, now_ms)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.store.lane import Rows
-from stepwire_broker.store.ports import ID_BLOCK, LANE
+from stepwire_broker.store.ports import ID_BLOCK
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
@@ -30,7 +30,7 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
         deployment=tables.deployment,
         epoch=tables.epoch,
         ids=(first, tables.next_id - 1),
-        lanes={LANE: tables.seq},
+        lanes=dict(tables.seqs),
         lease_ms_before=lease_ms_before,
         workflows=list(tables.workflows.values()),
         open_tasks=counts.tasks,

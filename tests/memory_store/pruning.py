@@ -110,13 +110,14 @@ class MemoryPruning:
     # -- the audit ----------------------------------------------------------------------------------------------------
 
     def first_audit(self, limit: int) -> list[OldAudit]:
-        return [OldAudit(row.lane, row.n, row.at_ms, row.hash) for row in self._tables.audit[:limit]]
+        by_lane = [[row for row in self._tables.audit if row.lane == lane][:limit] for lane in self._tables.seqs]
+        return [OldAudit(row.lane, row.n, row.at_ms, row.hash) for rows in by_lane for row in rows]
 
     def cut_audit(self, last: OldAudit) -> int:
-        tables, rows, cut = self._tables, self._tables.audit, self._tables.audit_cut
-        kept = [row for row in rows if row.n > last.n]
-        self._undo(lambda: (setattr(tables, "audit", rows), setattr(tables, "audit_cut", cut)))
-        tables.audit, tables.audit_cut = kept, AuditHead(last.lane, last.n, last.hash)
+        tables, rows, cuts = self._tables, self._tables.audit, dict(self._tables.audit_cuts)
+        kept = [row for row in rows if row.lane != last.lane or row.n > last.n]
+        self._undo(lambda: (setattr(tables, "audit", rows), setattr(tables, "audit_cuts", cuts)))
+        tables.audit, tables.audit_cuts = kept, {**cuts, last.lane: AuditHead(last.lane, last.n, last.hash)}
         return len(rows) - len(kept)
 
     # -- notes --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """The questions of the store, answered from the tables in memory in plain Python: what every adapter has to answer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import (
+    LeftBehind,
     Loaded,
     Payloads,
     StoredControl,
@@ -37,7 +38,7 @@ from stepwire_broker.store.rows import (
 )
 from stepwire_protocol import limits, patterns
 
-from .tables import LANE_ID, StoredRow, Tables
+from .tables import StoredRow, Tables
 
 
 class MemoryQueries:
@@ -48,18 +49,31 @@ class MemoryQueries:
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
-    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
-        stored = [t for t in self._tables.tasks.values() if t.finished_ms is None and t.owner_epoch != epoch]
-        due = [
-            t
-            for t in stored
-            if (t.wake_ms is not None and t.wake_ms <= now_ms)
-            or (t.wants is not None and t.wants in wants)
-            or (t.wake_ms is None and t.wants is None)
-        ]
-        due.sort(key=lambda t: (-t.priority, t.id))
-        loaded = self._load([t.id for t in due[:limit]], resident_bytes_max)
-        return loaded._replace(wants=tuple(sorted({t.wants for t in stored if t.wants is not None})))
+    def load_page(
+        self,
+        limit: int,
+        lanes: Mapping[int, LeftBehind | None],
+        wants: Sequence[str],
+        now_ms: int,
+        resident_bytes_max: int,
+    ) -> Loaded:
+        own = sorted((t for t in self._tables.open_tasks if t.lane in lanes), key=lambda t: (t.rank_ms, t.id))
+        chosen: list[TaskNew] = []
+        left: dict[int, LeftBehind | None] = {}
+        for lane, after in lanes.items():
+            if after is not None and len(chosen) < limit:
+                behind = [t for t in own if not t.stored and t.lane == lane and t.id < after.before_id]
+                chosen += [t for t in behind if (t.rank_ms, t.id) > (after.rank_ms, after.id)][: limit - len(chosen)]
+                is_full = len(chosen) == limit
+                left[lane] = after._replace(rank_ms=chosen[-1].rank_ms, id=chosen[-1].id) if is_full else None
+        stored = [t for t in own if t.stored]
+        due = [t for t in stored if (t.wake_ms is not None and t.wake_ms <= now_ms) or t.wants in wants]
+        chosen += due[: limit - len(chosen)]
+        chosen.sort(key=lambda t: (t.rank_ms, t.id))
+        loaded = self._load([t.id for t in chosen], resident_bytes_max)
+        return loaded._replace(
+            wants=tuple(sorted({t.wants for t in stored if t.wants is not None})), left_behind=tuple(left.items())
+        )
 
     def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
         return self._load(self._shown(sorted(set(task_ids))), resident_bytes_max)
@@ -250,20 +264,21 @@ class MemoryQueries:
     # -- history ------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> list[LaneRow]:
-        return [LaneRow(LANE_ID, self._tables.broker, 0, self._tables.epoch, self._tables.seq)]
+        tables = self._tables
+        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX
     ) -> list[HistoryItem]:
         items = [
-            HistoryItem(LANE_ID, row.seq, row.position, row.task_id, row.at_ms, row.facts.decode())
+            HistoryItem(row.lane, row.seq, row.position, row.task_id, row.at_ms, row.facts.decode())
             for row in self._tables.history.get(task_id, ())
         ]
         return [item for item in items if item[:3] > (after or (0, 0, 0))][:limit]
 
     def events_from(self, lane_id: int, first: HistoryCursor, limit: int, task_id: int | None = None) -> list[EventRow]:
-        rows = self._tables.log if lane_id == LANE_ID else []
-        wanted = [row for row in rows if row[:2] >= first and task_id in (None, row.task_id)]
+        rows = [row for row in self._tables.log if row.lane == lane_id]
+        wanted = [row for row in rows if row[1:3] >= first and task_id in (None, row.task_id)]
         return [
             EventRow(lane_id, row.seq, row.position, row.task_id, row.facts.decode(), *self._references(row.task_id))
             for row in wanted[:limit]
@@ -278,9 +293,9 @@ class MemoryQueries:
     # -- refused input ------------------------------------------------------------------------------------------------
 
     def audit_chains(self) -> list[AuditChain]:
-        rows, cut = self._tables.audit, self._tables.audit_cut
-        end = rows[-1] if rows else cut
-        return [AuditChain(LANE_ID, end.n, end.hash, cut.n, cut.hash)] if end.n else []
+        tables = self._tables
+        ends = [(tables.audit_end(lane), tables.audit_cut(lane)) for lane in tables.seqs]
+        return [AuditChain(end.lane, end.n, end.hash, cut.n, cut.hash) for end, cut in ends if end.n]
 
     def audit_rows(self, wanted: AuditFilter) -> list[AuditRow]:
         equal = ("principal", "action", "target", "outcome")

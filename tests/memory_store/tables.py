@@ -30,8 +30,7 @@ from stepwire_broker.store import tables as declared
 from stepwire_broker.store.audit_chain import START, AuditHead, AuditRow
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows
-
-LANE_ID: Final = 1
+from stepwire_broker.store.ports import LANE
 
 Undo = list[Callable[[], object]]
 
@@ -49,8 +48,9 @@ class StoredRow(NamedTuple):
 
 
 class LoggedRow(NamedTuple):
-    """A row of the history with its place in the lane."""
+    """A row of the history with its place in its lane."""
 
+    lane: int
     seq: int
     position: int
     task_id: int
@@ -65,7 +65,7 @@ class ControlRow(NamedTuple):
 
 
 class Tables:
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
         self.tasks: dict[int, TaskNew] = {}
         self.steps: dict[int, StoredRow] = {}
         self.steps_of: dict[int, list[int]] = {}
@@ -79,22 +79,22 @@ class Tables:
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
         self.audit: list[AuditRow] = []
-        self.audit_cut = AuditHead(LANE_ID, 0, START)
+        self.audit_cuts: dict[int, AuditHead] = {}  # by lane, where retention has removed rows
         self.deployment = ""
         self.broker = ""
-        self.epoch = 0
+        self.epoch = 0  # of the last start, and of every lane
         self.lease_ms = 0
-        self.seq = 0
+        self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
         self.next_id = 1
 
     # -- writing: every change adds to `undo` how to take it back -----------------------------------------------------
 
-    def write(self, rows: Rows, undo: Undo) -> None:
+    def write(self, rows: Rows, undo: Undo, lane: int = LANE) -> None:
         self._add_tasks(rows, undo)
         self._change_steps(rows, undo)
         self._change_tasks(rows, undo)
         for row in rows.history:
-            self._add_history(row, undo)
+            self._add_history(row, undo, lane)
         for task_id, at_ms in rows.erasures:
             self._erase(task_id, at_ms, undo)
 
@@ -138,9 +138,9 @@ class Tables:
     def _erase_history(self, task_id: int, undo: Undo) -> None:
         of_task = self.history.get(task_id, [])
         before, log_before = list(of_task), list(self.log)
-        scrubbed = {(row.seq, row.position): row._replace(facts=scrubbing.scrubbed(row.facts)) for row in before}
+        scrubbed = {row[:3]: row._replace(facts=scrubbing.scrubbed(row.facts)) for row in before}
         of_task[:] = scrubbed.values()
-        self.log[:] = [scrubbed[row.seq, row.position] if row.task_id == task_id else row for row in log_before]
+        self.log[:] = [scrubbed[row[:3]] if row.task_id == task_id else row for row in log_before]
 
         def take_back() -> None:
             of_task[:], self.log[:] = before, log_before
@@ -201,10 +201,10 @@ class Tables:
             tasks[changed.id] = after
             undo.append(lambda i=changed.id, b=before: tasks.__setitem__(i, b))  # type: ignore[misc]
 
-    def _add_history(self, row: HistoryRow, undo: Undo) -> None:
+    def _add_history(self, row: HistoryRow, undo: Undo, lane: int) -> None:
         last = self.log[-1] if self.log else None
-        position = last.position + 1 if last is not None and last.seq == self.seq else 0
-        logged = LoggedRow(self.seq, position, *row)
+        position = last.position + 1 if last is not None and last[:2] == (lane, self.seqs[lane]) else 0
+        logged = LoggedRow(lane, self.seqs[lane], position, *row)
         of_task = self.history.setdefault(row.task_id, [])
         of_task.append(logged)
         self.log.append(logged)
@@ -245,12 +245,21 @@ class Tables:
         self.steps[step_id] = before._replace(stored=stored)
         undo.append(lambda: self.steps.__setitem__(step_id, before))
 
+    def audit_end(self, lane: int) -> AuditHead:
+        """Return the end of the lane's chain."""
+        last = next((row for row in reversed(self.audit) if row.lane == lane), None)
+        return self.audit_cut(lane) if last is None else AuditHead(lane, last.n, last.hash)
+
+    def audit_cut(self, lane: int) -> AuditHead:
+        return self.audit_cuts.get(lane, AuditHead(lane, 0, START))
+
     # -- rows as the loader brings them --------------------------------------------------------------------------------
 
     def stored_task(self, task_id: int, resident_bytes_max: int = 1 << 60) -> StoredTask:
         row = self.tasks[task_id]
         values = {name: getattr(row, name) for name in StoredTask._fields}
         values["cancelling"] = int(row.cancelling)
+        values["stored"] = int(row.stored)
         values["context"] = None if row.context_bytes > resident_bytes_max else row.context.decode()
         values["labels"] = None if row.labels is None else row.labels.decode()
         return StoredTask(**values)
@@ -320,7 +329,7 @@ def _compiled(case: str) -> dict[str, Callable[[Any], bool]]:
     for state, condition in re.findall(r"WHEN '(\w+)' THEN (.*?)(?=\n? WHEN|\n? ELSE)", case, re.DOTALL):
         text = re.sub(r"(\w+) IS NOT NULL", r"row.\1 is not None", " ".join(condition.split()))
         text = re.sub(r"(\w+) IS NULL", r"row.\1 is None", text)
-        text = re.sub(r"\b(delivery|owner_epoch) ([=>])", lambda m: f"row.{m[1]} {'==' if m[2] == '=' else m[2]}", text)
+        text = re.sub(r"\b(delivery|stored) ([=>])", lambda m: f"row.{m[1]} {'==' if m[2] == '=' else m[2]}", text)
         checks[state] = eval(f"lambda row: {text.replace('AND', 'and')}")  # noqa: S307
     return checks
 
@@ -337,5 +346,6 @@ def _check_step(row: StoredStep) -> None:
 
 def _check_task(row: TaskNew | TaskChanged) -> None:
     check = _TASK_CHECKS.get(row.state)
-    if check is None or not check(row):
+    is_found = not row.stored or row.wake_ms is not None or row.wants is not None
+    if check is None or not check(row) or not is_found:
         raise DataRefused(f"CHECK constraint failed: task {row}")

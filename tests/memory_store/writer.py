@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
-from stepwire_broker.store.audit_chain import AuditHead, linked
+from stepwire_broker.store.audit_chain import linked
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
+from stepwire_broker.store.ports import LANE
 
 from .tables import ControlRow, DataRefused, Tables, Undo
 
@@ -26,8 +27,11 @@ class SyncFailed(Exception):
 class MemoryWriter:
     """The port `LaneWriter` over Tables. `refuses` may raise DataRefused for rows that are to be unstorable."""
 
-    def __init__(self, tables: Tables, epoch: int, refuses: Callable[[Rows], None] | None = None) -> None:
+    def __init__(
+        self, tables: Tables, epoch: int, refuses: Callable[[Rows], None] | None = None, lane: int = LANE
+    ) -> None:
         self._tables = tables
+        self._lane = lane
         self._epoch = epoch
         self._refuses = refuses
         self._undo: Undo = []
@@ -54,9 +58,10 @@ class MemoryWriter:
 
     def advance(self, seq: int) -> bool:
         tables = self._tables
-        if tables.epoch != self._epoch or tables.seq != seq - 1:
+        if tables.epoch != self._epoch or tables.seqs[self._lane] != seq - 1:
             return False
-        self._set("seq", seq)
+        tables.seqs[self._lane] = seq
+        self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
         return True
 
     def _set(self, name: str, value: int) -> None:
@@ -65,7 +70,7 @@ class MemoryWriter:
         self._undo.append(lambda: setattr(self._tables, name, before))
 
     def position(self) -> int | None:
-        return self._tables.seq if self._tables.epoch == self._epoch else None
+        return self._tables.seqs[self._lane] if self._tables.epoch == self._epoch else None
 
     def savepoint(self) -> None:
         self._marks.append(len(self._undo))
@@ -146,7 +151,7 @@ class MemoryWriter:
     def write(self, rows: Rows) -> None:
         if self._refuses is not None:
             self._refuses(rows)
-        self._tables.write(rows, self._undo)
+        self._tables.write(rows, self._undo, self._lane)
 
     def park(self, parked: Sequence[Parked]) -> None:
         stored = self._tables.parked
@@ -157,8 +162,7 @@ class MemoryWriter:
 
     def add_audit(self, new: Sequence[AuditNew]) -> None:
         audit = self._tables.audit
-        last = audit[-1] if audit else self._tables.audit_cut
-        rows = linked(AuditHead(last.lane, last.n, last.hash), new)
+        rows = linked(self._tables.audit_end(self._lane), new)
         audit.extend(rows)
         self._undo.append(lambda: audit.__delitem__(slice(len(audit) - len(rows), None)))
 

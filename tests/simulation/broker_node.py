@@ -41,6 +41,7 @@ from stepwire_broker.pulse import LATE_MS, PULSE_MS
 from stepwire_broker.stages import claims, results
 from stepwire_broker.stages.turn import Around, Turn
 from stepwire_broker.store.lane import Stall, Trouble, Writing
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
@@ -118,7 +119,7 @@ class BrokerNode:
         self._last_commit_frames = 0
         settings = self.settings = world.settings_of_next_start()
         now = self.now()
-        opened, self._writer = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
+        opened, self._writers = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
         identity = Identity(
             broker=BROKER,
             epoch=opened.epoch,
@@ -131,7 +132,6 @@ class BrokerNode:
         self.state.slice_steps = world.slice_steps
         self._count_timers()
         self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
-        self.reader = claims.Reader(opened.epoch, settings.limits.resident_payload_bytes)
         self.turn = Turn(
             self.machine,
             Around(
@@ -390,14 +390,15 @@ class BrokerNode:
     def _put(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
         self._groups += 1
-        name = f"{self.life}.{group.seq}"
+        lane = "" if group.lane == LANE else f"{group.lane}."
+        name = f"{self.life}.{lane}{group.seq}"
         if self._hits("broker_killed_handed", name):
             raise Killed
         wait_ms = self._commit_ms * (0.2 + self.chance.expovariate(1.0))
         slow_ms = 100.0 + 4_900.0 * self.chance.random() ** 2
         if self._hits("slow_commit", name):
             wait_ms += slow_ms
-        writing = Writing(group.lane, self._writer, group, Troubles(self, name))
+        writing = Writing(group.lane, self._writers[group.lane], group, Troubles(self, name))
         self._later(wait_ms, "attempt", writing, Stall(group.lane, group.seq), name, group)
 
     def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: CommitGroup) -> None:
@@ -445,7 +446,9 @@ class BrokerNode:
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return
-        answer = claims.perform(self.world.store.queries, self.reader, read, self.now().wall)
+        answer = claims.perform(
+            self.world.store.queries, self.settings.limits.resident_payload_bytes, read, self.now().wall
+        )
         if isinstance(answer, LoadedTasks):
             self.world.checks.tasks_loaded(answer)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2

@@ -268,7 +268,11 @@ class Hostile:
             [(shadow.id, shadow.copied) for shadow in state.shadows.by_id.values()],
             [(worker, k) for worker, k in state.dead_k.items() if not worker.startswith(THIEF)],
             len(state.progress),
-            [(task.id, task.state, len(task.facts), task.dirty, task.cancelling) for task in state.tasks.values()],
+            # A task that makes room is marked in the turn of any event.
+            [
+                (task.id, task.state, len(task.facts), task.dirty and not task.evicting, task.cancelling)
+                for task in state.tasks.values()
+            ],
         )
 
 

@@ -31,16 +31,17 @@ NOWHERE: Final = Path("/nonexistent/state.db")
 class MemoryStore:
     is_sqlite = False
 
-    def __init__(self, refuses: Refuses, on_commit: OnCommit) -> None:
-        self.tables = Tables()
+    def __init__(self, refuses: Refuses, on_commit: OnCommit, lanes: int = 1) -> None:
+        self.tables = Tables(lanes)
         self.queries: Any = MemoryQueries(self.tables)
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
+        """Return what the core starts from, and the writer of each lane."""
         opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
-        writer = MemoryWriter(self.tables, opened.epoch)
-        return opened, Observed(writer, self._refuses, self._on_commit)
+        writers = {lane: MemoryWriter(self.tables, opened.epoch, lane=lane) for lane in opened.lanes}
+        return opened, {n: Observed(writer, self._refuses, self._on_commit) for n, writer in writers.items()}
 
     def differences(self) -> list[str]:
         return []
@@ -59,13 +60,13 @@ class SqliteStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, "Observed"]:
-        lane_id, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
+        lane, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
-        writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane_id, opened.epoch), beside.writer)
-        return opened, Observed(writer, self._refuses, self._on_commit, sqlite_trouble)
+        writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane), beside[lane.id].writer)
+        return opened, {lane.id: Observed(writer, self._refuses, self._on_commit, sqlite_trouble)}
 
     def differences(self) -> list[str]:
         """Where SQLite's rows differ from the rows in memory."""

@@ -68,6 +68,9 @@ class Hashes(dict[str, int]):
         return value
 
 
+LANES: Final = (1, 1, 1, 2, 3, 4)
+
+
 class World:
     def __init__(
         self,
@@ -78,9 +81,11 @@ class World:
         is_sqlite: bool | None = None,
         drivers: Drivers | None = None,
         always: frozenset[str] = frozenset(),
+        lanes: int | None = None,
     ) -> None:
         """`drivers`: the sessions of the workers on the bus; None: Python's, in this process. `always`: kinds of faults
-        that every seed has."""
+        that every seed has. `lanes`: the number of lanes of a database in memory; None: the seed decides. SQLite has
+        one."""
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
@@ -113,8 +118,13 @@ class World:
         self.slice_steps = Random(f"{seed}/slices").choice((1, 3, SLICE_STEPS, SLICE_STEPS))
         on_sqlite = self.chance.random() < 0.2
         self.checks = Checks(self)
-        kind = SqliteStore if (on_sqlite if is_sqlite is None else is_sqlite) else MemoryStore
-        self.store: Any = kind(self._refuse, self.checks.committed)
+        by_seed = Random(f"{seed}/lanes").choice(LANES)
+        self.store: Any
+        if on_sqlite if is_sqlite is None else is_sqlite:
+            self.store = SqliteStore(self._refuse, self.checks.committed)
+        else:
+            self.store = MemoryStore(self._refuse, self.checks.committed, by_seed if lanes is None else lanes)
+        self.count("lanes", str(len(self.store.tables.seqs)))
         self.tables = self.store.tables
         self.restarts_workers = self.chance.random() < 0.8
         self.hostile = Hostile(self)

@@ -48,13 +48,13 @@ class Running:
     ) -> None:
         self.store = open_at(place, broker, lease_ms=lease_ms)
         self.opened: Opened = self.store.opened
-        self.seq = self.opened.lanes[0]
+        ((self.lane, self.seq),) = self.opened.lanes.items()
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.store.start(self.outcomes.put, faults, retention)
 
     def put(self, **lists: Any) -> CommitGroup:
         self.seq += 1
-        group = CommitGroup(lane=0, seq=self.seq, **lists)
+        group = CommitGroup(lane=self.lane, seq=self.seq, **lists)
         self.store.put(group)
         return group
 

@@ -13,7 +13,9 @@ from stepwire_broker.core.model.commit_group import (
     TaskChanged,
     TaskNew,
     WorkflowNew,
+    rank_ms,
 )
+from stepwire_broker.store.ports import LANE
 
 NOW = 1_700_000_000_000
 
@@ -28,7 +30,7 @@ def task_new(task_id: int, **changes: Any) -> TaskNew:
         id=task_id,
         uid=f"{task_id:032x}",
         workflow_id=1,
-        lane=0,
+        lane=LANE,
         namespace="default",
         key=None,
         state="running",
@@ -41,12 +43,13 @@ def task_new(task_id: int, **changes: Any) -> TaskNew:
         created_ms=NOW,
         finished_ms=None,
         deadline_ms=None,
-        owner="b1",
-        owner_epoch=1,
+        rank_ms=0,
+        stored=False,
         wake_ms=None,
         wants=None,
     )
-    return new._replace(**changes)
+    new = new._replace(**changes)
+    return new if "rank_ms" in changes else new._replace(rank_ms=rank_ms(new.created_ms, new.priority))
 
 
 def task_changed(task_id: int, **changes: Any) -> TaskChanged:
@@ -55,11 +58,9 @@ def task_changed(task_id: int, **changes: Any) -> TaskChanged:
         state="running",
         attention=None,
         cancelling=False,
-        priority=0,
         finished_ms=None,
         deadline_ms=None,
-        owner="b1",
-        owner_epoch=1,
+        stored=False,
         wake_ms=None,
         wants=None,
     )

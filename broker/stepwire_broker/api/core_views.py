@@ -214,7 +214,7 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         peers=len(state.level0.peers),
         resident_bytes=state.resident_bytes,
         uncommitted_bytes=state.outbox.bytes_waiting,
-        is_stalled=state.stalled is not None,
+        is_stalled=state.outbox.stalled is not None,
         is_draining=state.draining,
     )
 

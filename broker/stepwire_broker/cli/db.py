@@ -131,9 +131,9 @@ def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
     from stepwire_broker.store.sqlite.backup import backup as make
 
-    settings, path = database_of(options)
+    _, path = database_of(options)
     with refusals():
-        is_recorded = _record_backup(options, settings.broker.id, path, file)
+        is_recorded = _record_backup(options, path, file)
     with refusals(), _bars(options) as show:
         made = make(path, file, wall_ms=_now_ms(), progress=show)
     output.one(options, made, f"{file}: {_size(made.bytes)}, in {made.took_ms / 1000:.1f} s, complete and checked")
@@ -142,7 +142,7 @@ def backup(options: Options, file: Path) -> None:
     output.note(options, f"to restore it, stop the broker and run: stepwire db restore {file}")
 
 
-def _record_backup(options: Options, broker_id: str, path: Path, file: Path) -> bool:
+def _record_backup(options: Options, path: Path, file: Path) -> bool:
     """Record the backup before it is made, so that it contains its own row: by the broker that has the database open,
     or by this command. Returns False if that broker cannot be reached."""
     from stepwire.client import ClientError
@@ -155,7 +155,7 @@ def _record_backup(options: Options, broker_id: str, path: Path, file: Path) -> 
     if file.exists() or not path.exists():
         return True  # `make` refuses
     if holder(path) is None:
-        record_backup(path, broker_id, file, _now_ms())
+        record_backup(path, file, _now_ms())
         return True
     try:
         with open_client(options) as client:

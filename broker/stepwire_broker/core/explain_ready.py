@@ -39,11 +39,10 @@ def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
-    if state.stalled is None:
+    code = state.outbox.lanes[step.task.lane].stalled
+    if code is None:
         return None
-    message = (
-        f"the database accepts no writes now ({state.stalled}), so nothing is dispatched; the broker resumes by itself"
-    )
+    message = f"the database accepts no writes now ({code}), so nothing is dispatched; the broker resumes by itself"
     return Why("database_stalled", message, None)
 
 

@@ -17,7 +17,7 @@ from .answers import erasing
 from .answers.answers import CommandRefused
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
-from .commit.outbox import SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
+from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
 from .definitions.stored_rows import Loaded
 from .definitions.workflow import Workflow
 from .dispatch import level0_placement, placement, transmission
@@ -39,12 +39,12 @@ from .intake.workflows import add_workflow, on_applied
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, Stalled
+from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
 from .model.events import Command, Event, Now
 from .model.principal import PROCESS
 from .model.states import STEP_FINAL
 from .progress.discard import discard
-from .progress.readiness import expire_retry
+from .progress.readiness import enqueue, expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
 from .timer_kinds import (
@@ -195,7 +195,9 @@ def _answer(state: BrokerState, send: SendAnswer) -> None:
 
 
 def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
-    state.stalled = None
+    lane = state.outbox.lanes[event.lane]
+    if lane.stalled is not None:
+        _go_on(state, lane)
     wrote = state.outbox.committed(event.lane, event.seq)
     for rejected in event.rejected:
         _on_rejected(state, rejected.task_id, rejected.error, now)
@@ -205,7 +207,7 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
         on_applied(state, applied, now)
     if event.ids is not None:
         submission.on_numbers(state, event.ids, now)
-    eviction.settle(state, wrote, state.outbox.lanes[event.lane].dirty)
+    eviction.settle(state, wrote, lane.dirty)
     if state.large or state.large_contexts:
         large_payloads.drop_large_payloads(state)
 
@@ -233,7 +235,15 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
 
 
 def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
-    state.stalled = event.code
+    state.outbox.lanes[event.lane].stalled = event.code
+
+
+def _go_on(state: BrokerState, lane: LaneState) -> None:
+    """Queue the steps that were not dispatched because their lane could not be written."""
+    lane.stalled = None
+    waiting, lane.waiting = lane.waiting, []
+    for step in waiting:
+        enqueue(state, step)
 
 
 # -- reads ------------------------------------------------------------------------------------------------------------
@@ -309,8 +319,9 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     task = state.tasks.get(event.task_id)
-    if state.stalled is not None:
-        _refuse_stalled(state, event.request, task)
+    code = _stall_of(state, task)
+    if code is not None:
+        _refuse_stalled(state, event.request, task, code)
     elif task is None:
         load_for(state, event.task_id, event)
     else:
@@ -320,21 +331,26 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
 
 def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
     step = state.steps.get(event.step_id)
-    if state.stalled is not None:
-        _refuse_stalled(state, event.request, step.task if step is not None else None)
-    elif step is None:
+    task = None if step is None else step.task
+    code = _stall_of(state, task)
+    if code is not None:
+        _refuse_stalled(state, event.request, task, code)
+    elif step is None or task is None:
         request = state.next_read()
         state.loads[request] = CommandLoad(event)
         state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
     else:
         commands.on_resolve(state, step, event, now)
-        residency.leave_if_final(state, step.task)
+        residency.leave_if_final(state, task)
 
 
-def _refuse_stalled(state: BrokerState, request: int, task: Task | None) -> None:
-    refused = submission.intake_refused(state)
-    assert refused is not None
-    state.refuse_now(request, refused)
+def _stall_of(state: BrokerState, task: Task | None) -> StallCode | None:
+    """Return why no command on this task can be stored now. A task that is not in memory may be in any lane."""
+    return state.outbox.stalled if task is None else state.outbox.lanes[task.lane].stalled
+
+
+def _refuse_stalled(state: BrokerState, request: int, task: Task | None, code: StallCode) -> None:
+    state.refuse_now(request, submission.intake_refused(state) or submission.stalled(code))
     if task is not None:
         residency.leave_if_final(state, task)
 

@@ -20,14 +20,14 @@ from stepwire_broker.core.routing.ready_queue import ReadyQueue
 from .answers.answers import Answer, CommandRefused
 from .commit.decision import Decision, ToRequest
 from .commit.loads import AnyLoad
-from .commit.outbox import LaneOwner, LaneState, Outbox, SendAnswer
+from .commit.outbox import LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
 from .definitions.settings import QuotaSettings, Settings
-from .definitions.stored_rows import Opened
+from .definitions.stored_rows import LeftBehind, Opened
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
-from .model.commit_group import AuditNew, AuditPart, ControlChanged, StallCode
+from .model.commit_group import AuditNew, AuditPart, ControlChanged
 from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
 from .model.figures import Figures
@@ -142,6 +142,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     submissions_waiting_bytes: int = 0
     reads: int = 0
     batches: int = 0
+    lane_turn: int = 0  # submissions whose lane was chosen
 
     # routing and guards
     router: Router
@@ -180,6 +181,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     wants: set[str] = set()  # what tasks in the database wait for
     stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
     stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
+    left_behind: dict[int, LeftBehind | None]  # by lane: tasks that the former owner had in memory
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
@@ -191,7 +193,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the broker itself
     draining: bool = False
-    stalled: StallCode | None = None
 
     @classmethod
     def begin(
@@ -208,12 +209,13 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         return cls(
             settings=settings,
             identity=identity,
-            outbox=Outbox(LaneOwner(identity.broker, identity.epoch), opened.lanes),
+            outbox=Outbox(opened.lanes),
             open_steps=sum(opened.open_steps.values()),
             open_by_namespace=dict(opened.open_steps),
             quotas=settings.limits.namespaces,
             unloaded=opened.open_tasks,
             stored_may_run=opened.open_tasks > 0,
+            left_behind={lane: LeftBehind(lane, before_id=next_id) for lane in opened.lanes},
             next_id=next_id,
             last_id=last_id,
             router=router,
@@ -343,10 +345,15 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         task.resident_bytes += more
         self.resident_bytes += more
 
-    def lane_of_next(self) -> int:
-        """The lane of the next new task. A task never changes its lane."""
+    def choose_lane(self) -> int:
+        """Return the lane of the next submission: of those that can be written, the one with the fewest bytes to write.
+        Equal lanes take turns. A task never changes its lane."""
         lanes = self.outbox.lanes
-        return self.next_id % len(lanes) if len(lanes) > 1 else next(iter(lanes))
+        if len(lanes) == 1:
+            return next(iter(lanes))
+        self.lane_turn += 1
+        turn = self.lane_turn
+        return min(lanes, key=lambda n: (lanes[n].stalled is not None, lanes[n].bytes_waiting, (n - turn) % len(lanes)))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

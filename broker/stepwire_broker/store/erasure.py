@@ -49,13 +49,13 @@ NOT_PAYLOAD: Final[dict[str, frozenset[str]]] = {
     "meta": frozenset({"name", "value"}),
     "controls": frozenset({"kind", "name", "value", "position", "revision"}),
     "brokers": frozenset({"id", "epoch", "lease_until_ms", "lease_ms"}),
-    "lanes": frozenset({"id", "broker", "lane", "epoch", "seq"}),
+    "lanes": frozenset({"id", "owner", "owner_epoch", "epoch", "seq"}),
     "sequences": frozenset({"name", "next"}),
     "workflows": frozenset({"id", "namespace", "name", "version", "digest", "document", "created_ms", "active"}),
     "tasks": frozenset(
         {
             *("id", "uid", "workflow_id", "lane", "namespace", "state", "attention", "cancelling", "priority"),
-            *("created_ms", "finished_ms", "deadline_ms", "owner", "owner_epoch", "wake_ms", "wants"),
+            *("created_ms", "finished_ms", "deadline_ms", "rank_ms", "stored", "wake_ms", "wants"),
         }
     ),
     "steps": frozenset(

@@ -18,7 +18,7 @@ from .retention import PruneStatements
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LANE: Final = 0  # the number of the only lane at present
+LANE: Final = 1  # the only lane of a new database with one lane
 ID_BLOCK: Final = 10_000  # the number of task and step ids that a start reserves; unused ids are never used
 
 

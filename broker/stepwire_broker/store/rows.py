@@ -155,8 +155,8 @@ class HistoryCursor(NamedTuple):
 
 class LaneRow(NamedTuple):
     id: int
-    broker: str
-    lane: int
+    owner: str | None  # the broker that writes it
+    owner_epoch: int | None
     epoch: int
     seq: int
 

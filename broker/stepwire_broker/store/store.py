@@ -10,7 +10,7 @@ from stepwire_broker.core.definitions.settings import DatabaseSettings, Retentio
 from stepwire_broker.core.model.commit_group import CommitGroup
 
 from .lane import Faults, Lane, Report
-from .ports import LANE, Cleaning, Database, OpenDatabase
+from .ports import Cleaning, Database, OpenDatabase
 from .queries import Queries
 from .retention import Retention
 from .sqlite.database import open_database as open_sqlite
@@ -44,7 +44,8 @@ class Store:
         """Begin to write groups and to remove old rows. The writer's thread calls `report` with each outcome."""
         assert self._lane is None, "the store was started before"
         self._retention = None if retention is None else Retention(self._database.pruning, retention)
-        self._lane = Lane(LANE, self._database.writer, report, faults, self._retention)
+        (lane,) = self.opened.lanes
+        self._lane = Lane(lane, self._database.writer, report, faults, self._retention)
         self._lane.start()
 
     def prune(self) -> None:

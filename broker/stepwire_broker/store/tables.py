@@ -52,7 +52,7 @@ TASK_STATES: Final = """
 CASE state
  WHEN 'running' THEN finished_ms IS NULL
  WHEN 'completed' THEN finished_ms IS NOT NULL
- WHEN 'pending' THEN finished_ms IS NULL AND owner_epoch = 0
+ WHEN 'pending' THEN finished_ms IS NULL AND stored = 1
  WHEN 'paused' THEN finished_ms IS NULL
  WHEN 'failed' THEN finished_ms IS NOT NULL
  WHEN 'cancelled' THEN finished_ms IS NOT NULL
@@ -102,16 +102,18 @@ brokers = Table(
     sqlite_strict=True,
 )
 
+# A lane is a fixed part of the database. A task stays in its lane for life, with its steps and its history, and only
+# the lane's owner writes them.
 lanes = Table(
     "lanes",
     metadata,
     Column("id", Number, primary_key=True, nullable=False),
-    Column("broker", Text, ForeignKey("brokers.id"), nullable=False),
-    Column("lane", Integer, nullable=False),
-    Column("epoch", Number, nullable=False),
-    Column("seq", Number, nullable=False),  # of the last transaction; continues over restarts and so orders the history
-    UniqueConstraint("broker", "lane", name="lanes_of_broker"),
-    CheckConstraint("seq >= 0 AND epoch > 0", name="seq_counts"),
+    Column("owner", Text),  # the broker that writes this lane; None: no broker does
+    Column("owner_epoch", Number),  # of the owner's start
+    Column("epoch", Number, nullable=False),  # one higher at every change of the owner: the fence
+    Column("seq", Number, nullable=False),  # of the last transaction; continues over owners and so orders the history
+    CheckConstraint("seq >= 0 AND epoch >= 0", name="seq_counts"),
+    CheckConstraint("(owner IS NULL) = (owner_epoch IS NULL)", name="owner_is_whole"),
     sqlite_strict=True,
 )
 
@@ -159,41 +161,36 @@ tasks = Table(
     Column("created_ms", Number, nullable=False),
     Column("finished_ms", Number),
     Column("deadline_ms", Number),
-    Column("owner", Text),
-    Column("owner_epoch", Number, nullable=False),
+    Column("rank_ms", Number, nullable=False),  # created_ms - priority * 2^40: the loader reads the lowest first
+    Column("stored", Integer, nullable=False),  # 1: in no broker's memory; wake_ms and wants decide when it is loaded
     Column("wake_ms", Number),
     Column("wants", Text),
     Column("context", Text, nullable=False),
     CheckConstraint(TASK_STATES, name="state_fits"),
     CheckConstraint("cancelling IN (0, 1)", name="cancelling_is_yes_or_no"),
+    CheckConstraint("stored = 0 OR stored = 1 AND (wake_ms IS NOT NULL OR wants IS NOT NULL)", name="stored_is_found"),
     CheckConstraint("length(uid) = 32", name="uid_is_whole"),
     sqlite_strict=True,
 )
-# For the loader, which skips tasks in memory. It reads the tasks that wait for a given handler or are due, and no task
-# that waits for something else. Each open task is in at least one of these indexes.
-Index(
-    "tasks_left",
-    tasks.c.priority.desc(),
-    tasks.c.id,
-    tasks.c.owner_epoch,
-    **_where("finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL"),
-)
+# For the loader: the tasks that the former owner of a lane had in memory, the tasks that wait for a given handler, and
+# the tasks that are due. Each open task is in at least one of these indexes.
+Index("tasks_left", tasks.c.lane, tasks.c.rank_ms, tasks.c.id, **_where("finished_ms IS NULL AND stored = 0"))
 Index(
     "tasks_wanting",
+    tasks.c.lane,
     tasks.c.wants,
-    tasks.c.priority.desc(),
+    tasks.c.rank_ms,
     tasks.c.id,
-    tasks.c.owner_epoch,
-    **_where("finished_ms IS NULL AND wants IS NOT NULL"),
+    **_where("finished_ms IS NULL AND stored = 1 AND wants IS NOT NULL"),
 )
 Index(
     "tasks_due",
+    tasks.c.lane,
     tasks.c.wake_ms,
-    tasks.c.priority,
+    tasks.c.rank_ms,
     tasks.c.id,
-    tasks.c.owner_epoch,
     tasks.c.wants,
-    **_where("finished_ms IS NULL AND wake_ms IS NOT NULL"),
+    **_where("finished_ms IS NULL AND stored = 1 AND wake_ms IS NOT NULL"),
 )
 Index("tasks_of_workflow", tasks.c.workflow_id, tasks.c.id)
 Index("tasks_failed", tasks.c.id, **_where("state = 'failed'"))

@@ -112,8 +112,7 @@ class Forger:
     def committed_at(self, key: str, kind: str, step: int) -> int:
         """Return when the first group with such a fact was committed."""
         groups = self.sql(
-            "SELECT lanes.lane, history.seq, facts FROM history JOIN lanes ON lanes.id = lane_id "
-            "WHERE task_id = ? ORDER BY lane_id, history.seq, position",
+            "SELECT lane_id, seq, facts FROM history WHERE task_id = ? ORDER BY lane_id, seq, position",
             self.task(key),
         )
         lane, seq = next(row[:2] for row in groups if facts_of([decode(row[2])], kind, step))

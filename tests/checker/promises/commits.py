@@ -16,7 +16,7 @@ def nothing_is_sent_before_its_commit(database: Database, seen: Witnesses, case:
     story, commits = case.story, seen.commits
 
     def is_early(at: int, seq: int | None) -> bool:
-        return seq is not None and at < commits.get((lane.lane, seq), 0)
+        return seq is not None and at < commits.get((case.lane_id, seq), 0)
 
     for name in seen.keys_of.get(case.task.id, ()):
         if is_early(seen.acknowledged[name][case.task.id], story.submitted_seq):

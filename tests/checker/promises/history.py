@@ -98,7 +98,7 @@ _WORKFLOWS: Final[dict[int, tuple[Database, Any]]] = {}
 
 
 def no_commit_is_undone(database: Database, seen: Witnesses, judged: Judged) -> Iterator[str]:
-    stored = {lane.lane: lane.seq for lane in database.lanes.values()}
+    stored = {lane.id: lane.seq for lane in database.lanes.values()}
     for lane, seq in seen.commits:
         if seq > stored.get(lane, 0):
             yield f"group {seq} of lane {lane} was committed, and the lane is at {stored.get(lane)}"

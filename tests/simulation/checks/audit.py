@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from stepwire_broker.core.model.commit_group import AuditNew
-from stepwire_broker.store.audit_chain import AuditChain, faults
+from stepwire_broker.store.audit_chain import faults
 from stepwire_broker.store.lane import Rows
 
-from tests.memory_store.tables import LANE_ID
+from tests.memory_store.queries import MemoryQueries
 
 from .books import Books, json
 
@@ -46,9 +46,8 @@ def _action_of(fact: list[object]) -> str | None:
 def check_chain(books: Books) -> None:
     """At the end: the rows that were committed, and no others, are in the chain without a gap."""
     tables = books.world.tables
-    end = tables.audit[-1] if tables.audit else tables.audit_cut
-    chain = AuditChain(LANE_ID, end.n, end.hash, tables.audit_cut.n, tables.audit_cut.hash)
-    for fault in faults([chain], tables.audit):
+    chains = MemoryQueries(tables).audit_chains()
+    for fault in faults(chains, sorted(tables.audit, key=lambda row: (row.lane, row.n))):
         books.fail("A the chain of the audit is complete", fault)
     if len(tables.audit) != books.audit_rows:
         text = f"{books.audit_rows} rows were committed, {len(tables.audit)} are stored"

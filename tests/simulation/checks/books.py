@@ -151,6 +151,7 @@ class Books:
         self.held: set[int] = set()
         self.acked_keys: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.acked_tasks: dict[int, Any] = {}
+        self.created_tasks: set[int] = set()  # by an answer; an answer from another lane may name them earlier
         self.acked_commands: Counter[tuple[int, str]] = Counter()
         self.entered_items: set[tuple[str, int, int]] = set()
         # Worker, step, delivery: a cancel reached the process, or the process reported that it will not run it.
@@ -161,7 +162,7 @@ class Books:
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.seen_batches: set[str] = set()
-        self.handlers_of_workers: set[str] = set()  # of which a worker was sent a step
+        self.handlers_of_workers: dict[str, float] = {}  # when a worker was first sent a step of it
         self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`
         self.mixed_refusals: set[str] = set()  # batches of several handlers that were refused as a whole
         self.refused_handlers: set[tuple[str, str]] = set()  # `to` of a level-0 program, and a handler it does not know

@@ -140,7 +140,7 @@ def _is_any_task_moving(books: Books) -> bool:
 def _is_at_rest(books: Books, task_id: int, at_ms: float) -> bool:
     """True if the task was in the database at this time, and not due before it."""
     row = books.world.tables.tasks[task_id]
-    return row.owner_epoch == 0 and row.wants is None and row.wake_ms is not None and row.wake_ms > at_ms
+    return row.stored and row.wants is None and row.wake_ms is not None and row.wake_ms > at_ms
 
 
 def fail_stuck(books: Books) -> None:

@@ -42,8 +42,10 @@ def _check_stored(books: Books, command: events.SubmitTasks, answer: TasksSubmit
             books.fail("P1 a task is stored whole", f"task {task_id} is not what was submitted: {row}")
         if len(tables.steps_of[task_id]) != len(workflow.steps):
             books.fail("P1 a task is stored whole", f"task {task_id} has {len(tables.steps_of[task_id])} steps")
-        if created and task_id in books.acked_tasks:
+        if created and task_id in books.created_tasks:
             books.fail("P1 a submission makes one task", f"task {task_id} was created twice")
+        if created:
+            books.created_tasks.add(task_id)
 
 
 def _check_not_stored(books: Books, command: events.SubmitTasks, answer: CommandRefused) -> None:

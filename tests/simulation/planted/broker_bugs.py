@@ -35,11 +35,27 @@ from .plant import Bug, Plant
 def _at_once(kind: type, message: type | None = None) -> Callable[[Plant], None]:
     def send(original: Any, self: Any, item: Any) -> None:
         if isinstance(item, kind) and (message is None or isinstance(item.message, message)):
-            self._held.appendleft((tuple(0 for _ in self.lanes), item))
+            self._held.appendleft(([], item))
         else:
             original(self, item)
 
     return lambda plant: plant.method(outbox.Outbox, "send", send)
+
+
+def _one_lane(plant: Plant) -> None:
+    plant.function(outbox._lanes_of, lambda original, send: set(sorted(original(send))[:1]))
+
+
+def _stalled_forgotten(plant: Plant) -> None:
+    plant.function(machine._go_on, lambda original, state, lane: setattr(lane, "stalled", None))
+
+
+def _left_behind_skipped(plant: Plant) -> None:
+    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
+        state.left_behind = dict.fromkeys(state.left_behind)
+        original(self, state, workflows)
+
+    plant.method(machine.Machine, "__init__", begin)
 
 
 def _ack_duplicates(plant: Plant) -> None:
@@ -364,6 +380,9 @@ BUGS: Final = (
     Bug("go sent before its commit", _at_once(outbox.SendMessage, wire.Go)),
     Bug("a repeated go waits for no commit", _go_again_at_once),
     Bug("answers sent before their commit", _at_once(outbox.SendAnswer)),
+    Bug("a send waits for one of its lanes", _one_lane),
+    Bug("the steps of a stalled lane are not queued again", _stalled_forgotten),
+    Bug("tasks that the former owner had in memory are not loaded", _left_behind_skipped),
     Bug("leases measured by the wall clock", _wall_clock_lease),
     Bug("leases not extended after the loop was late", _gap_ignored),
     Bug("the steps of a lost worker are not queued", _not_queued),

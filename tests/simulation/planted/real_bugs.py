@@ -60,9 +60,11 @@ def _ack_without_rows(plant: Plant) -> None:
         count = len(state.outbox)
         original(state, message, now, absent)
         if final and len(state.outbox) > count:
-            barrier, send = state.outbox._held[-1]
-            if isinstance(send, outbox.SendAck):
-                state.outbox._held[-1] = (barrier, msgspec.structs.replace(send, about=()))
+            queues = [state.outbox._held, *(lane.held for lane in state.outbox.lanes.values())]
+            for queue in filter(None, queues):
+                barrier, send = queue[-1]
+                if isinstance(send, outbox.SendAck) and send.message.rids == [message.rid]:
+                    queue[-1] = (barrier, msgspec.structs.replace(send, about=()))
 
     plant.function(step_results.on_results, on_results)
 

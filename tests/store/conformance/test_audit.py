@@ -65,7 +65,7 @@ def test_a_row_whose_effect_the_database_refuses_is_left_out_without_a_hole(plac
         run.workflow()
         run.write(submissions=[submission(1, 10, 20)])
         outcome = run.write(
-            tasks_changed=[task_changed(10, state="no such state"), task_changed(20, priority=5)],
+            tasks_changed=[task_changed(10, state="no such state"), task_changed(20, deadline_ms=NOW)],
             history=[fact(10), fact(20)],
             controls=[ControlChanged("rule", "a::**", "{}", 1)],
             audit=[

@@ -14,6 +14,7 @@ from stepwire_broker.core.model.commit_group import (
     StepOutput,
     StepStderr,
 )
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.rows import HistoryCursor
 
 from tests.store.running import MemoryPlace, Running, open_at
@@ -38,7 +39,7 @@ Place = Path | MemoryPlace
 def test_the_first_start_creates_a_deployment_that_every_later_start_finds(place: Place) -> None:
     with Running(place, lease_ms=7_000) as run:
         first = run.opened
-    assert (first.epoch, first.lanes, first.lease_ms_before, first.workflows) == (1, {0: 0}, 0, [])
+    assert (first.epoch, first.lanes, first.lease_ms_before, first.workflows) == (1, {LANE: 0}, 0, [])
     assert first.deployment == f"{0xABC:032x}"
     store = open_at(place, "b1", lease_ms=9_000, entropy=0xDEF)
     assert store.opened.deployment == first.deployment
@@ -262,7 +263,7 @@ def test_the_sequence_continues_over_restarts_and_orders_the_history(place: Plac
         run.workflow()
         run.write(submissions=[submission(1, 10)])
     with Running(place) as run:
-        assert (run.opened.epoch, run.opened.lanes) == (2, {0: 2})
+        assert (run.opened.epoch, run.opened.lanes) == (2, {LANE: 2})
         run.write(history=[fact(10, b"[2]")])
         history = run.history()
         assert [(h.seq, h.facts) for h in history] == [(2, '[["submitted"]]'), (3, "[2]")]
@@ -275,7 +276,7 @@ def test_a_group_out_of_its_order_is_not_written(place: Place) -> None:
         run.workflow()
         run.seq += 1
         run.put(history=[fact(10)])
-        assert run.outcome() == Fenced(0)
+        assert run.outcome() == Fenced(LANE)
         assert run.history() == []
 
 
@@ -322,7 +323,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
             submissions=[submission(1, 500)],
             steps_completed=[completed(i + 1, b"\xff" if i == 50 else b"{}") for i in tasks],
             steps_changed=[step_changed(i + 2, "dispatched" if i == 70 else "ready") for i in tasks],
-            tasks_changed=[task_changed(i, priority=5) for i in tasks],
+            tasks_changed=[task_changed(i, deadline_ms=5) for i in tasks],
             history=[fact(i, b"[9]") for i in tasks],
             steps_stderr=[StepStderr(i + 1, 1, "loading\n") for i in tasks],
         )
@@ -330,7 +331,7 @@ def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named
         assert [o.failed for o in done.submissions] == [None]
         loaded = run.queries.load_tasks(tasks, 1 << 20)
         changed = [i for i in tasks if i not in (50, 70)]
-        assert [t.id for t in loaded.tasks if t.priority == 5] == changed
+        assert [t.id for t in loaded.tasks if t.deadline_ms == 5] == changed
         assert [s.task_id for s in loaded.steps if s.state == "completed"] == changed
         assert [s.task_id for s in loaded.steps if s.state == "ready"] == changed
         assert sorted(row.task_id for row in run.history() if row.facts == "[9]") == changed
@@ -380,9 +381,9 @@ def test_a_change_of_a_task_that_does_not_exist_is_rejected(place: Place) -> Non
     with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(1, 10)])
-        done = run.write(tasks_changed=[task_changed(10, priority=1), task_changed(99)], history=[fact(99)])
+        done = run.write(tasks_changed=[task_changed(10, deadline_ms=1), task_changed(99)], history=[fact(99)])
         assert [r.task_id for r in done.rejected] == [99]
-        assert run.queries.load_tasks([10], 0).tasks[0].priority == 1
+        assert run.queries.load_tasks([10], 0).tasks[0].deadline_ms == 1
 
 
 def test_a_step_without_its_task_cannot_be_written(place: Place) -> None:

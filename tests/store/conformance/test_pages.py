@@ -6,20 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from stepwire_broker.core.model.commit_group import Key
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
 
 from tests.store.running import MemoryPlace, Running
-from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission, task_changed
+from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission
 
 Place = Path | MemoryPlace
 
 RESIDENT = 16 * 1024
+STORED: dict[str, Any] = {"stored": True, "wake_ms": 0}
 EVER = 2**53 - 1
 
 
-def page(run: Running, limit: int = 100, epoch: int = 2, wants: Sequence[str] = (), now: int = NOW) -> list[int]:
-    loaded = run.queries.load_page(limit, epoch, wants, now, RESIDENT)
+def page(
+    run: Running,
+    limit: int = 100,
+    wants: Sequence[str] = (),
+    now: int = NOW,
+    left: LeftBehind | None = LeftBehind(LANE),  # noqa: B008 - it cannot change
+) -> list[int]:
+    loaded = run.queries.load_page(limit, {LANE: left}, wants, now, RESIDENT)
     assert [s.task_id for s in loaded.steps] == [t.id for t in loaded.tasks for _ in range(2)]
     assert [s.position for s in loaded.steps] == [0, 1] * len(loaded.tasks)
     return [t.id for t in loaded.tasks]
@@ -33,39 +42,56 @@ def test_a_page_holds_the_most_urgent_then_the_oldest_tasks_with_their_steps_in_
         run.workflow()
         for task_id, priority in {10: 0, 20: 5, 30: 0, 40: -1, 50: 5}.items():
             run.write(submissions=[submission(task_id, task_id, priority=priority)])
-        assert page(run) == [20, 50, 10, 30, 40]
+            run.write(submissions=[submission(100 + task_id, 100 + task_id, priority=priority, **STORED)])
+        assert page(run) == [20, 50, 120, 150, 10, 30, 110, 130, 40, 140]
         assert page(run, limit=3) == [20, 50, 10]
+        assert page(run, limit=3, left=None) == [120, 150, 110]
 
 
-def test_a_page_holds_only_tasks_that_are_open_and_due_and_not_in_memory(place: Place) -> None:
+def test_a_page_of_an_owned_lane_holds_only_stored_tasks_that_are_open_and_due(place: Place) -> None:
     rows: dict[int, dict[str, Any]] = {
-        10: {"state": "pending", "owner_epoch": 0},
-        20: {"state": "paused", "owner_epoch": 0},
-        30: {"owner_epoch": 1},  # of an earlier epoch
-        40: {"owner_epoch": 2},  # ours: in memory
-        50: {"owner_epoch": 0, "wake_ms": NOW},
-        60: {"owner_epoch": 0, "wake_ms": NOW + 1},
-        70: {"owner_epoch": 0, "state": "completed", "finished_ms": NOW},
-        80: {"owner_epoch": 0, "state": "failed", "finished_ms": NOW},
+        10: {"state": "pending", **STORED},
+        20: {"state": "paused", **STORED},
+        40: {},  # in memory
+        50: {"stored": True, "wake_ms": NOW},
+        60: {"stored": True, "wake_ms": NOW + 1},
+        70: {"state": "completed", "finished_ms": NOW},
+        80: {"state": "failed", "finished_ms": NOW},
+        90: {**STORED, "lane": LANE + 1},  # of another owner
     }
     with Running(place) as run:
         run.workflow()
         run.write(submissions=[submission(i, i, **changes) for i, changes in rows.items()])
-        assert page(run) == [10, 20, 30, 50]
-        assert page(run, now=EVER) == [10, 20, 30, 50, 60]
+        assert page(run, left=None) == [10, 20, 50]
+        assert page(run, now=EVER, left=None) == [10, 20, 50, 60]
+
+
+def test_tasks_that_the_former_owner_had_in_memory_are_read_once_and_before_stored_tasks(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i) for i in (10, 20, 30)])
+        run.write(submissions=[submission(5, 5, priority=9, **STORED)])
+        run.write(submissions=[submission(40, 40)])  # since the lane was taken
+        left: LeftBehind | None = LeftBehind(LANE, before_id=40)
+        pages = []
+        while left is not None:
+            loaded = run.queries.load_page(2, {LANE: left}, (), NOW, RESIDENT)
+            pages.append([t.id for t in loaded.tasks])
+            ((_, left),) = loaded.left_behind
+        assert pages == [[10, 20], [5, 30]]
 
 
 def test_a_task_that_waits_for_a_handler_is_loaded_when_the_handler_is_offered_or_its_time_has_come(
     place: Place,
 ) -> None:
-    resting = {10: ("shop::A", None), 20: ("shop::B", None), 30: (None, None), 40: ("shop::A", NOW), 50: (None, EVER)}
+    resting = {10: ("shop::A", None), 20: ("shop::B", None), 30: (None, 0), 40: ("shop::A", NOW), 50: (None, EVER)}
     with Running(place) as run:
         run.workflow()
-        run.write(submissions=[submission(i, i, owner_epoch=0, wants=w, wake_ms=at) for i, (w, at) in resting.items()])
+        run.write(submissions=[submission(i, i, stored=True, wants=w, wake_ms=at) for i, (w, at) in resting.items()])
         assert page(run) == [30, 40]
         assert page(run, wants=["shop::A", "shop::C"]) == [10, 30, 40]
         assert page(run, wants=["shop::A", "shop::B"], now=EVER) == [10, 20, 30, 40, 50]
-        assert run.queries.load_page(1, 2, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
+        assert run.queries.load_page(1, {LANE: None}, [], NOW, RESIDENT).wants == ("shop::A", "shop::B")
 
 
 def test_a_large_payload_stays_in_the_database_until_it_is_fetched(place: Place) -> None:
@@ -316,8 +342,9 @@ def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> 
         run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
     loaded: list[int] = []
     with Running(place) as run:
-        epoch = run.opened.epoch
-        while ids := page(run, limit=100, epoch=epoch):
-            loaded += ids
-            run.write(tasks_changed=[task_changed(i, owner_epoch=epoch) for i in ids])
+        left: LeftBehind | None = LeftBehind(LANE, before_id=run.opened.ids[0])
+        while left is not None:
+            found = run.queries.load_page(100, {LANE: left}, (), NOW, RESIDENT)
+            loaded += [t.id for t in found.tasks]
+            ((_, left),) = found.left_behind
     assert loaded == list(range(10, 5000, 10))

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.model.commit_group import AuditNew
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.core.model.commit_group import AuditNew, Committed
 from stepwire_broker.store import StoreRefused, open_store
 from stepwire_broker.store.sqlite import opening
-from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema
+from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema, upgrade
 from stepwire_broker.store.sqlite.opening import path_of
 from stepwire_broker.store.sqlite.queries import SqliteQueries
 from stepwire_broker.store.sqlite.readers import SqliteReaders
@@ -23,7 +24,7 @@ from stepwire_broker.store.tables import metadata
 
 from tests.foreign_files import give_away
 from tests.store.running import PATIENCE_S, Running
-from tests.store.stored_rows import NOW, submission
+from tests.store.stored_rows import NOW, dispatched, submission
 
 
 def test_the_migrated_schema_is_the_declared_one(database: Path) -> None:
@@ -54,19 +55,50 @@ def test_head_is_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
 
 
-def test_a_database_from_before_the_audit_is_upgraded_and_its_chain_begins_at_one(database: Path) -> None:
-    with Running(database) as run:
-        run.workflow()
-        run.write(submissions=[submission(1, 10)])
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.executescript(
-            "DROP TABLE audit; DROP TABLE audit_chains; UPDATE alembic_version SET version_num = '0001'"
-        )
-    with Running(database) as run:
-        assert run.task_ids() == [10]
-        run.write(audit=[AuditNew(NOW, "ci", "token", "cancel_task", "task 10", "", "{}", "done", None)])
-        assert [(chain.n, chain.cut_n) for chain in run.queries.audit_chains()] == [(1, 0)]
+OLD_ROWS = """
+INSERT INTO meta VALUES ('deployment', printf('%032x', 0)), ('created_ms', '1');
+INSERT INTO brokers VALUES ('b1', 3, 0, 9000), ('b2', 4, 0, 70000);
+INSERT INTO lanes VALUES (1, 'b1', 0, 3, 5), (2, 'b2', 0, 4, 7);
+INSERT INTO sequences VALUES ('ids', 1000);
+INSERT INTO workflows VALUES (1, 'default', 'order', '1', 'd', '{"name":"order"}', 1, 1);
+INSERT INTO tasks VALUES
+ (10, printf('%032x', 1), 1, 0, 'default', NULL, 'running', NULL, 0,
+  2, NULL, 2, 5000, NULL, NULL, 'b1', 3, NULL, NULL, '{}'),
+ (20, printf('%032x', 2), 1, 0, 'default', NULL, 'pending', NULL, 0,
+  0, NULL, 2, 5000, NULL, NULL, 'b2', 0, NULL, NULL, '{}'),
+ (30, printf('%032x', 3), 1, 0, 'default', NULL, 'running', NULL, 0,
+  0, NULL, 2, 5000, NULL, NULL, 'b2', 0, NULL, 'a', '{}'),
+ (40, printf('%032x', 4), 1, 0, 'default', NULL, 'failed', NULL, 0,
+  0, NULL, 2, 5000, 6000, NULL, 'b2', 0, NULL, NULL, '{}');
+INSERT INTO steps (id, task_id, position, name, handler_class, state)
+ SELECT id + 1, id, 0, 's', 'h', 'waiting' FROM tasks;
+INSERT INTO history VALUES (1, 5, 0, 10, 5000, '[]'), (2, 6, 0, 10, 6000, '[]');
+"""
+
+
+@pytest.mark.parametrize("schema_before", ["0001", "0002"])
+def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Path, schema_before: str) -> None:
+    database.parent.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        upgrade(connection, None, schema_before)
+        connection.executescript(OLD_ROWS)
+    database.chmod(0o600)
+    with Running(database, "b3") as run:
         assert revision(sqlite3.connect(database)) == HEAD
+        assert (run.opened.epoch, run.opened.lanes, run.opened.lease_ms_before) == (5, {2: 7}, 0)
+        loaded = run.queries.load_page(9, {2: LeftBehind(2)}, ["a"], NOW, 0)
+        assert [(t.id, t.lane, t.stored) for t in loaded.tasks] == [(10, 2, 0), (20, 2, 1), (30, 2, 1)]
+        assert run.sql("SELECT rank_ms FROM tasks WHERE id = 10") == [(5000 - 2 * 2**40,)]
+        assert [item.lane_id for item in run.queries.task_events(10)] == [1, 2]
+        assert run.sql("PRAGMA foreign_key_check") == []
+        run.put(
+            steps_dispatched=[dispatched(11)],
+            audit=[AuditNew(NOW, "ci", "token", "cancel_task", "task 10", "", "{}", "done", None)],
+        )
+        assert isinstance(run.outcome(), Committed)
+        assert [(chain.lane, chain.n) for chain in run.queries.audit_chains()] == [(2, 1)]
+    with Running(database, "b4") as run:
+        assert (run.opened.lanes, run.opened.lease_ms_before) == ({2: 8}, 10_000)  # the lease of b3, the last owner
 
 
 @pytest.mark.parametrize("name", ["state.db", "state.db.lock"])

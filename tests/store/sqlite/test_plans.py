@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
 from stepwire_broker.store.sqlite.queries import SqliteQueries
 
@@ -23,20 +25,21 @@ def test_a_page_is_read_from_the_indexes_of_the_tasks_that_may_qualify(database:
 
         def trace(queries: SqliteQueries) -> None:
             queries.connection.set_trace_callback(statements.append)
-            queries.load_page(10, 2, ["a"], NOW, RESIDENT)
+            queries.load_page(10, {LANE: LeftBehind(LANE)}, ["a"], NOW, RESIDENT)
             queries.open_counts()
             queries.connection.set_trace_callback(None)
 
         run.read(trace)
-        page, distinct_wants, counts = [
+        left, page, _, distinct_wants, counts = [
             " ".join(row[3] for row in run.sql(f"EXPLAIN QUERY PLAN {text}"))
             for text in statements
             if "tasks" in text and text.lstrip().startswith(("WITH", "SELECT"))
         ]
-        assert "SCAN tasks USING INDEX tasks_left" in page
-        assert "SEARCH tasks USING INDEX tasks_due (wake_ms<?)" in page
-        assert "SEARCH tasks USING INDEX tasks_wanting (wants=?)" in page
-        assert "SEARCH tasks USING INDEX tasks_wanting (wants>?)" in distinct_wants
+        assert "SEARCH tasks USING INDEX tasks_left (lane=? AND rank_ms>?)" in left
+        assert "TEMP B-TREE" not in left
+        assert "SEARCH tasks USING INDEX tasks_due (lane=? AND wake_ms<?)" in page
+        assert "SEARCH tasks USING INDEX tasks_wanting (lane=? AND wants=?)" in page
+        assert "SEARCH tasks USING INDEX tasks_wanting (lane=? AND wants>?)" in distinct_wants
         for plan in (page, distinct_wants, counts):
             assert "SCAN tasks USING" in plan or "SCAN tasks" not in plan, plan
 

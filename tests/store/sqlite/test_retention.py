@@ -14,12 +14,13 @@ from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Outcome, Parked
 from stepwire_broker.store import retention
 from stepwire_broker.store.lane import Lane, Trouble
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.retention import Pruned, Retention
 from stepwire_broker.store.rows import TaskFilter
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.pruning import SqlitePruning
 from stepwire_broker.store.sqlite.queries import SqliteQueries
-from stepwire_broker.store.sqlite.writer import SqliteWriter
+from stepwire_broker.store.sqlite.writer import OwnedLane, SqliteWriter
 from structlog.testing import capture_logs
 
 from tests.store.running import PATIENCE_S, Running
@@ -49,7 +50,7 @@ def retaining(
     """Retention on a database that no broker has open; the test calls its pieces."""
     connection = opening.open_writer(path)
     try:
-        writer = SqliteWriter(connection, path, 1, 1)
+        writer = SqliteWriter(connection, path, OwnedLane(LANE, 1, 0))
         yield Retention(SqlitePruning(writer), kept, wall_ms=lambda: now_ms, mono_s=clock or Clock()), writer
     finally:
         connection.close()
@@ -195,7 +196,7 @@ def test_a_removed_or_partly_removed_task_cannot_be_changed(database: Path) -> N
             lane.start()
             (seq,) = writer.execute("SELECT seq FROM lanes").fetchone()
             group = CommitGroup(
-                lane=0, seq=seq + 1, tasks_changed=[reopened, task_changed(5000)], history=[fact(10), fact(5000)]
+                lane=LANE, seq=seq + 1, tasks_changed=[reopened, task_changed(5000)], history=[fact(10), fact(5000)]
             )
             lane.put(group)
             outcome = reports.get(timeout=PATIENCE_S)
@@ -302,7 +303,7 @@ def test_a_group_waits_for_at_most_one_piece(database: Path) -> None:
         lane = Lane(0, _Unclosed(writer), reports.put, upkeep=upkeep)
         (seq,) = writer.execute("SELECT seq FROM lanes").fetchone()
         for i in range(20):
-            lane.put(CommitGroup(lane=0, seq=seq + 1 + i, history=[]))
+            lane.put(CommitGroup(lane=LANE, seq=seq + 1 + i, history=[]))
         pieces: list[int] = []
         lane._report = lambda outcome: (pieces.append(upkeep.pieces), reports.put(outcome))  # type: ignore[assignment]
         lane.start()

@@ -22,6 +22,7 @@ from stepwire_broker.core.model.commit_group import (
     Parked,
     Stalled,
 )
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.troubles import trouble_of
 
@@ -106,7 +107,7 @@ def test_every_group_that_was_reported_committed_is_stored_after_kill_minus_9(da
         # At most one group, the one that was being written, is stored without a report.
         assert stored[: len(reported)] == reported
         assert len(stored) <= len(reported) + 1
-        assert run.opened.lanes[0] == len(stored) + 1
+        assert run.opened.lanes[LANE] == len(stored) + 1
         assert run.opened.epoch == 2
 
 
@@ -177,7 +178,7 @@ def test_a_broker_that_has_lost_its_lane_writes_nothing(database: Path) -> None:
             other.execute("UPDATE lanes SET epoch = epoch + 1")
         run.put(submissions=[submission(1, 10)])
         run.put(submissions=[submission(2, 20)])
-        assert run.outcome() == Fenced(0)
+        assert run.outcome() == Fenced(LANE)
         assert run.sql("SELECT count(*) FROM tasks") == [(0,)]
         run.close()
         with pytest.raises(queue.Empty):
@@ -368,8 +369,8 @@ BAD_SUBMISSIONS = {
     "a context that is not UTF-8": submission(666, 660, context=b"\xff"),
     "a number beyond 64 bits": submission(666, 660, deadline_ms=2**63),
     "a lone surrogate": submission(666, 660, namespace="\ud800"),
-    "text in a column of numbers": submission(666, 660, priority="high"),
-    "a type that SQLite does not have": submission(666, 660, owner=object()),
+    "text in a column of numbers": submission(666, 660, priority="high", rank_ms=0),
+    "a type that SQLite does not have": submission(666, 660, wants=object()),
 }
 
 

@@ -6,6 +6,7 @@ from msgspec import Struct
 from stepwire_protocol.messages import BrokerMessage
 
 from stepwire_broker.core.answers.answers import Answer
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
 
@@ -25,12 +26,14 @@ class ToRequest(Struct, frozen=True):
 
 
 class LoadPage(Struct, frozen=True):
-    """Read at most `limit` open tasks that are in no broker's memory. Tasks qualify if they are due, wait for one of
-    `wants` (offered by a worker), or were left by an earlier run of this broker."""
+    """Read at most `limit` open tasks of these lanes that are in no broker's memory: the tasks that the lane's former
+    owner had in memory, unless all were read, then those that are due or wait for one of `wants` (offered by a
+    worker)."""
 
     request: int
     limit: int
     wants: list[str]
+    lanes: dict[int, LeftBehind | None]
 
 
 class LoadById(Struct, frozen=True):

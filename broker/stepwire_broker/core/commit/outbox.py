@@ -1,15 +1,16 @@
 """The open group of each lane, and the sends that may leave once it is durable.
 
-Every send carries a barrier: the last sequence enqueued on every lane when the send was decided. A send without writes
-has a barrier too, because it may depend on rows that are not committed yet. Barriers only rise, so sends leave in the
-order in which they were decided.
+Every send has a barrier: the last sequence enqueued, when the send was decided, on each lane whose rows it needs. Sends
+without writes have a barrier too, because they may depend on rows that are not committed yet. A send that names no task
+waits for every lane. Sends of one lane leave in the order in which they were decided, and so do the sends of several
+lanes. A slow lane delays no send of another lane.
 """
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 from stepwire_protocol.messages import Ack, Adopt, Cancel, Go, Steps
 
 from stepwire_broker.core.answers.answers import Answer
@@ -20,6 +21,7 @@ from stepwire_broker.core.model.commit_group import (
     ControlChanged,
     HistoryRow,
     Parked,
+    StallCode,
     StepChanged,
     StepCompleted,
     StepDispatched,
@@ -47,6 +49,7 @@ from stepwire_broker.core.model.live import (
 from .wants import wants_of
 
 NEVER_MS: Final = 2**53 - 1
+AT_ONCE_MS: Final = 0  # the `wake_ms` of a stored task that waits for more handlers than `wants` can name
 
 
 class SendBatch(Struct, frozen=True, gc=False):
@@ -88,13 +91,6 @@ class SendAnswer(Struct, frozen=True):
 Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
 
 
-class LaneOwner(Struct, frozen=True):
-    """The broker that writes, as every task row records it."""
-
-    broker: str
-    epoch: int
-
-
 class LaneState(Struct):
     """One lane: its open group, the group its writer has, and the sequences of both."""
 
@@ -115,6 +111,10 @@ class LaneState(Struct):
     in_flight: list[Task] = []  # tasks in the group the writer has now
     in_flight_bytes: int = 0
     handed_mono: int = 0
+    stalled: StallCode | None = None  # its group cannot be written now: nothing of this lane is dispatched
+    waiting: list[Step] = []  # ready steps that were taken out of the queue while the lane was stalled
+    held: deque[tuple[int, Send]] = field(default_factory=deque)  # sends that depend on this lane alone
+    barrier: int | None = None  # of the sends decided now; None: to be read
 
     @property
     def is_open(self) -> bool:
@@ -132,17 +132,20 @@ class LaneState(Struct):
         )
 
     @property
+    def bytes_waiting(self) -> int:
+        return self.bytes + self.in_flight_bytes
+
+    @property
     def is_idle(self) -> bool:
         """True if the writer has no group of this lane."""
         return self.handed == self.committed
 
 
 class Outbox:
-    def __init__(self, owner: LaneOwner, sequences: dict[int, int]) -> None:
-        self.owner = owner
+    def __init__(self, sequences: dict[int, int]) -> None:
         self.lanes = {n: LaneState(number=n, handed=seq, committed=seq) for n, seq in sequences.items()}
-        self._held: deque[tuple[tuple[int, ...], Send]] = deque()
-        self._barrier: tuple[int, ...] | None = None
+        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        self._held: deque[tuple[list[tuple[LaneState, int]], Send]] = deque()  # sends that depend on several lanes
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -150,14 +153,14 @@ class Outbox:
         """Open the lane's group for a write: sends decided from here on wait for it."""
         state = self.lanes[lane]
         if not state.is_open:
-            self._barrier = None
+            state.barrier = None
         return state
 
     def mark(self, task: Task) -> None:
         lane = self.lanes[task.lane]
         if task.id not in lane.dirty:
             if not lane.is_open:
-                self._barrier = None
+                lane.barrier = None
             lane.dirty[task.id] = task
 
     def withdraw(self, task: Task) -> None:
@@ -169,13 +172,27 @@ class Outbox:
         lane.audit = audit
 
     def send(self, send: Send) -> None:
-        if self._barrier is None:
-            self._barrier = tuple(lane.handed + lane.is_open for lane in self.lanes.values())
-        self._held.append((self._barrier, send))
+        lane = self._only
+        if lane is None:
+            numbers = _lanes_of(send) or self.lanes
+            if len(numbers) > 1:
+                lanes = map(self.lanes.__getitem__, numbers)
+                self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))
+                return
+            lane = self.lanes[next(iter(numbers))]
+        if lane.barrier is None:
+            lane.barrier = lane.handed + lane.is_open
+        lane.held.append((lane.barrier, send))
+
+    @property
+    def stalled(self) -> StallCode | None:
+        """Return why nothing can be written now. None if at least one lane can be written."""
+        codes = [lane.stalled for lane in self.lanes.values()]
+        return None if None in codes else codes[0]
 
     @property
     def bytes_waiting(self) -> int:
-        return sum(lane.bytes + lane.in_flight_bytes for lane in self.lanes.values())
+        return sum(lane.bytes_waiting for lane in self.lanes.values())
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +215,7 @@ class Outbox:
             bytes=lane.bytes,
         )
         for task in lane.dirty.values():
-            _write(group, task, self.owner)
+            _write(group, task)
         lane.in_flight = list(lane.dirty.values())
         lane.in_flight_bytes = lane.bytes
         lane.handed += 1
@@ -209,7 +226,7 @@ class Outbox:
         lane.reserve_ids = lane.bytes = 0
         lane.unused_ids = None
         lane.promised = False
-        self._barrier = None
+        lane.barrier = None
         return group
 
     def committed(self, number: int, seq: int) -> list[Task]:
@@ -221,22 +238,38 @@ class Outbox:
         return wrote
 
     def released(self) -> Iterator[Send]:
-        """Remove and yield the sends that may leave now, in order."""
-        committed = [lane.committed for lane in self.lanes.values()]
-        held = self._held
-        while held:
-            barrier, send = held[0]
-            for sequence, awaited in zip(committed, barrier, strict=True):
-                if sequence < awaited:
-                    return
-            held.popleft()
-            yield send
+        """Remove and yield the sends that may leave now. The caller may add sends meanwhile."""
+        is_done = False
+        while not is_done:
+            is_done = True
+            for lane in self.lanes.values():
+                held = lane.held
+                while held and held[0][0] <= lane.committed:
+                    is_done = False
+                    yield held.popleft()[1]
+            several = self._held
+            while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
+                is_done = False
+                yield several.popleft()[1]
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
 
 
-def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
+def _lanes_of(send: Send) -> set[int]:
+    """Return the lanes of the tasks that a send depends on; none if it does not name its tasks."""
+    match send:
+        case SendBatch():
+            return {step.task.lane for step in send.batch.steps}
+        case SendAnswer():
+            return set() if send.about is None else {send.about.lane}
+        case SendHandout() | SendMessage() | SendAck():
+            return {task.lane for task in send.about}
+        case _:
+            assert_never(send)
+
+
+def _write(group: CommitGroup, task: Task) -> None:
     """Add the task's rows as its state is now. Rows are absolute, so writing them twice does no harm."""
     if task.facts:
         group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
@@ -246,7 +279,7 @@ def _write(group: CommitGroup, task: Task, owner: LaneOwner) -> None:
         task.erase_ms = None
     if task.dirty:
         task.dirty = False
-        group.tasks_changed.append(task_changed(task, owner))
+        group.tasks_changed.append(task_changed(task))
     if task.dirty_steps:
         for step in task.dirty_steps:
             _write_step(group, step)
@@ -286,18 +319,18 @@ def _write_stderr(group: CommitGroup, step: Step) -> None:
     step.stderr = None
 
 
-def task_changed(task: Task, owner: LaneOwner) -> TaskChanged:
+def task_changed(task: Task) -> TaskChanged:
     wake_ms, wants = reload_conditions(task) if task.evicting else (None, None)
+    if task.evicting and wake_ms is None and wants is None:
+        wake_ms = AT_ONCE_MS
     return TaskChanged(
         id=task.id,
         state=task.state,
         attention=task.attention,
         cancelling=task.cancelling,
-        priority=task.priority,
         finished_ms=task.finished_ms,
         deadline_ms=task.deadline_ms,
-        owner=owner.broker,
-        owner_epoch=0 if task.evicting else owner.epoch,
+        stored=task.evicting,
         wake_ms=wake_ms,
         wants=wants,
     )

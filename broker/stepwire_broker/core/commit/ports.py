@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
+from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads
 from stepwire_broker.core.model.events import Now
 
 
@@ -28,12 +28,19 @@ class WirePort(Protocol):
 class LoadQueries(Protocol):
     """The core's reads from the database: tasks to bring into memory, and their payloads."""
 
-    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
-        """Return open tasks that are not in this epoch's memory, by priority and age.
+    def load_page(
+        self,
+        limit: int,
+        lanes: Mapping[int, LeftBehind | None],
+        wants: Sequence[str],
+        now_ms: int,
+        resident_bytes_max: int,
+    ) -> Loaded:
+        """Return open tasks of these lanes that are in no broker's memory, by priority and age.
 
-        A task qualifies if it is due, its `wants` is one of these, or it has neither condition stored.
-        Payloads larger than `resident_bytes_max` are left out. `epoch` is the reader's own epoch: tasks of other
-        epochs are in no broker's memory."""
+        Tasks that are not marked as stored were left behind by the former owner: they come first, from where `lanes`
+        says. The page is filled up with stored tasks that are due, or whose `wants` is one of these. Payloads larger
+        than `resident_bytes_max` are left out."""
 
     def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
         """Tasks by id, in any state. Tasks that do not exist are left out."""

@@ -54,6 +54,17 @@ class StoredTask(NamedTuple):
     created_ms: int
     finished_ms: int | None
     deadline_ms: int | None
+    stored: int  # 0: it was in a broker's memory, and its next change need not say so
+
+
+class LeftBehind(NamedTuple):
+    """Where to go on reading the tasks that the former owner of a lane had in memory: after this rank and this id, and
+    only tasks that are older than the ownership."""
+
+    lane: int
+    rank_ms: int = -(2**63)
+    id: int = 0
+    before_id: int = 2**63 - 1
 
 
 class StoredWorkflow(NamedTuple):
@@ -73,6 +84,7 @@ class Loaded(NamedTuple):
     tasks: list[StoredTask]
     steps: list[StoredStep]  # of these tasks, in the order of the tasks and by position
     wants: tuple[str, ...] = ()  # everything that stored tasks wait for, once each
+    left_behind: tuple[tuple[int, LeftBehind | None], ...] = ()  # each lane, and where to go on; None: all were read
 
 
 class Payloads(NamedTuple):

@@ -25,6 +25,7 @@ class DispatchRound:
     """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
 
     def __init__(self, state: BrokerState) -> None:
+        self.stalled = {n for n, lane in state.outbox.lanes.items() if lane.stalled is not None}
         self.has_rerouted = False  # a step was queued again, for workers that accept larger messages
         self.aside: list[Step] = []  # returned to the queue when the round ends
         self._fetch: list[Step] = []
@@ -72,7 +73,12 @@ class BatchFiller:
         steps, requests, now, has_lease = self.steps, self.requests, self._now, self._has_lease
         bytes_left, step_bytes_max = self._bytes_left, self._step_bytes_max
         step: Step | None = first
+        stalled = self._round.stalled
         while step is not None:
+            if stalled and step.task.lane in stalled:
+                state.outbox.lanes[step.task.lane].waiting.append(step)
+                step = next_step()
+                continue
             made = request_of(step, now, has_lease=has_lease)
             if made is None:
                 self._round.await_payload(step)

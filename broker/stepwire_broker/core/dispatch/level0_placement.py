@@ -20,7 +20,7 @@ from .batches import BatchFiller, DispatchRound, record_dispatches
 
 def dispatch(state: BrokerState, now: Now) -> None:
     """Hand a batch to each free peer. The peer that has waited longest comes first, and doubted peers come last."""
-    if state.draining or state.stalled is not None or not state.ready.count or _is_paused(state):
+    if state.draining or state.outbox.stalled is not None or not state.ready.count or _is_paused(state):
         return
     free = [peer for peer in state.level0.peers.values() if takers.is_free(peer, now)]
     if not free:

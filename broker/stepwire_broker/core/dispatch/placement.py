@@ -22,7 +22,7 @@ from .batches import BatchFiller, DispatchRound, record_dispatches
 
 def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> None:
     """Hand out ready steps; with `whole_batches`, only while enough are ready for a full batch."""
-    if state.draining or state.stalled is not None or not state.ready.count:
+    if state.draining or state.outbox.stalled is not None or not state.ready.count:
         return
     least = state.settings.bus.batch.max_steps if whole_batches else 1
     if state.ready.count < least:

@@ -63,7 +63,7 @@ class Building(Struct):
 
 def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now: Now) -> None:
     """Build the tasks of an accepted submission, now or over several turns, and put their rows in one transaction."""
-    lane_id = state.lane_of_next()
+    lane_id = state.choose_lane()
     lane = state.outbox.lanes[lane_id]
     is_alone = len(event.tasks) == 1 and lane.is_idle and not lane.is_open
     at_once = is_alone or not any(new.key is not None for new in event.tasks)
@@ -129,7 +129,6 @@ def _created(state: BrokerState, building: Building, new: NewTask, workflow: Wor
         labels=new.labels,
         deadline_ms=new.deadline_ms,
         ids=ids,
-        owner=state.outbox.owner,
         in_memory=in_memory,
         now=building.undecided.at,
     )

@@ -11,7 +11,7 @@ import msgspec
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model.commit_group import KeyConflict, SubmissionOutcome
+from stepwire_broker.core.model.commit_group import KeyConflict, StallCode, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.progress.discard import discard
@@ -29,7 +29,7 @@ BUILDING_MAX: Final = 8  # large submissions whose tasks are being built
 RETRY_SOON_MS: Final = 200
 RETRY_LATER_MS: Final = 1_000
 
-_STALLED: Final[dict[str, str]] = {
+_STALLED: Final[dict[StallCode, str]] = {
     "database_locked": "another process holds the database",
     "disk_full": "the disk is full",
     "database_read_only": "the database cannot be written",
@@ -46,13 +46,9 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             Hint(HintCode.WAIT_FOR_BROKER),
             RETRY_LATER_MS,
         )
-    if state.stalled is not None:
-        return CommandRefused(
-            state.stalled,
-            f"nothing can be stored now: {_STALLED[state.stalled]}",
-            Hint(HintCode.WAIT_FOR_DATABASE),
-            RETRY_LATER_MS,
-        )
+    code = state.outbox.stalled
+    if code is not None:
+        return stalled(code)
     if len(state.building) >= BUILDING_MAX:
         return CommandRefused(
             "overloaded", "other large submissions are being stored", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS
@@ -60,6 +56,11 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
         return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     return None
+
+
+def stalled(code: StallCode) -> CommandRefused:
+    text = f"nothing can be stored now: {_STALLED[code]}"
+    return CommandRefused(code, text, Hint(HintCode.WAIT_FOR_DATABASE), RETRY_LATER_MS)
 
 
 def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:

@@ -70,7 +70,7 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     state.loads[request] = PageLoad(limit)
     state.stored_since_page = False
     wants = [wants for wants in sorted(state.wants) if _may_be_dispatched(state, wants, now)]
-    state.decision.reads.append(LoadPage(request, limit, wants))
+    state.decision.reads.append(LoadPage(request, limit, wants, dict(state.left_behind)))
 
 
 def _may_be_dispatched(state: BrokerState, wants: str, now: Now) -> bool:
@@ -89,6 +89,7 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
     """Load a page. A page that is not full held every stored task that could run."""
     state.page_asked = None
     state.wants.update(loaded.wants)
+    state.left_behind.update(loaded.left_behind)
     state.stored_may_run = len(loaded.tasks) == load.limit or state.stored_since_page
     taken = insert(state, loaded, load.gone, now)
     state.unloaded = max(0, state.unloaded - taken)
@@ -97,7 +98,7 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
 
 
 def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
-    """Add tasks from the database to memory. The transaction of a task's next change makes this broker its owner."""
+    """Add tasks from the database to memory."""
     steps = iter(loaded.steps)
     taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
@@ -114,7 +115,7 @@ def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
         refused = state.rejected.pop(row.id, None)
         if refused is not None:
             state.count_open(task.namespace, task.open)
-        admit(state, task, now)
+        admit(state, task, now, is_stored=bool(row.stored))
         taken += 1
         if refused is not None:
             _blame(state, task, *refused, now)
@@ -198,12 +199,13 @@ def _restored_step(task: Task, r: StoredStep) -> Step:
     return step
 
 
-def admit(state: BrokerState, task: Task, now: Now) -> None:
+def admit(state: BrokerState, task: Task, now: Now, *, is_stored: bool) -> None:
     """Put a task in memory and continue its timers, its back-offs and the deliveries that workers may still hold."""
     state.tasks[task.id] = task
     state.resident_bytes += task.resident_bytes
-    task.dirty = True
-    state.outbox.mark(task)  # the transaction of its first change makes this epoch its owner
+    if is_stored:
+        task.dirty = True
+        state.outbox.mark(task)  # a task in memory is not marked as stored
     if task.state is TaskState.PENDING:
         state.record(task, facts.Activated(now.wall))
     if task.deadline_ms is not None:

@@ -9,6 +9,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 
+def rank_ms(created_ms: int, priority: int) -> int:
+    """Return one number that orders tasks by priority, the highest first, and then by age."""
+    return created_ms - (priority << 40)
+
+
 class TaskNew(NamedTuple):
     """INSERT into tasks."""
 
@@ -28,9 +33,9 @@ class TaskNew(NamedTuple):
     created_ms: int  # all times: UTC milliseconds
     finished_ms: int | None
     deadline_ms: int | None
-    owner: str | None
-    owner_epoch: int  # the epoch of the owner that has it in memory; 0: it is in no broker's memory
-    wake_ms: int | None  # stored tasks: when the loader should load them, None = at any time
+    rank_ms: int  # the loader reads the lowest first: see `rank_ms`
+    stored: bool  # in no broker's memory, until `wake_ms` or until a worker offers what it wants
+    wake_ms: int | None  # stored tasks: when the loader must load them
     wants: str | None  # stored tasks: the handlers of the steps that wait for dispatch
 
 
@@ -41,11 +46,9 @@ class TaskChanged(NamedTuple):
     state: str
     attention: str | None
     cancelling: bool
-    priority: int
     finished_ms: int | None
     deadline_ms: int | None
-    owner: str | None
-    owner_epoch: int
+    stored: bool
     wake_ms: int | None
     wants: str | None
 

@@ -4,9 +4,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from stepwire_broker.core.commit.outbox import LaneOwner
+from stepwire_broker.core.commit.outbox import AT_ONCE_MS
 from stepwire_broker.core.definitions.workflow import Workflow
-from stepwire_broker.core.model.commit_group import StepNew, TaskNew
+from stepwire_broker.core.model.commit_group import StepNew, TaskNew, rank_ms
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.facts import Fact, Readied, Submitted
 from stepwire_broker.core.model.live import Step, Task
@@ -43,7 +43,6 @@ def new_task(
     labels: bytes | None,
     deadline_ms: int | None,
     ids: TaskIds,
-    owner: LaneOwner,
     in_memory: bool,
     now: Now,
 ) -> CreatedTask:
@@ -53,6 +52,7 @@ def new_task(
         deadline_ms = workflow.deadline_ms
     deadline_at = None if deadline_ms is None else wall + deadline_ms
     state = TaskState.RUNNING if in_memory else TaskState.PENDING
+    wants = None if in_memory else wants_of_new(workflow)
     row = TaskNew(
         id=ids.task,
         uid=ids.uid,
@@ -70,10 +70,10 @@ def new_task(
         created_ms=wall,
         finished_ms=None,
         deadline_ms=deadline_at,
-        owner=owner.broker,
-        owner_epoch=owner.epoch if in_memory else 0,
-        wake_ms=None if in_memory else deadline_at,
-        wants=None if in_memory else wants_of_new(workflow),
+        rank_ms=rank_ms(wall, priority),
+        stored=not in_memory,
+        wake_ms=None if in_memory else AT_ONCE_MS if wants is None else deadline_at,
+        wants=wants,
     )
     first_facts: list[Fact] = [
         Submitted(wall, workflow.id, ids.uid, state, ids.first_step),

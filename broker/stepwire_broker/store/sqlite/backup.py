@@ -14,9 +14,9 @@ from msgspec import Struct
 from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, Committed
 from stepwire_broker.store.errors import NotThere, StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
-from stepwire_broker.store.ports import LANE
 
 from . import opening
+from .database import lane_of
 from .migrate import HEAD, revision
 from .writer import SqliteWriter
 
@@ -63,20 +63,17 @@ def backup(path: Path, file: Path, *, wall_ms: int, progress: Progress) -> Made:
     return Made(str(file), file.stat().st_size, wall_ms, round((time.monotonic() - began) * 1000))
 
 
-def record_backup(path: Path, broker_id: str, file: Path, wall_ms: int) -> None:
+def record_backup(path: Path, file: Path, wall_ms: int) -> None:
     """Record a backup in the audit, while no broker has the database open. A database of an older schema has none."""
     lock = opening.lock(path)
     try:
         with closing(opening.open_writer(path)) as connection:
-            lane = connection.execute(
-                "SELECT id, epoch, seq FROM lanes WHERE broker = ? ORDER BY lane LIMIT 1", (broker_id,)
-            ).fetchone()
-            if lane is None or revision(connection) != HEAD:
+            if revision(connection) != HEAD:
                 return
-            lane_id, epoch, seq = lane
+            lane = lane_of(connection)
             row = audit_row("backup_database", f"file {file.name}", {}, wall_ms)
-            group = CommitGroup(lane=LANE, seq=seq + 1, audit=[row])
-            outcome = Writing(LANE, SqliteWriter(connection, path, lane_id, epoch), group).attempt()
+            group = CommitGroup(lane=lane.id, seq=lane.seq + 1, audit=[row])
+            outcome = Writing(lane.id, SqliteWriter(connection, path, lane), group).attempt()
             if not isinstance(outcome, Committed):
                 raise StoreRefused(f"the backup could not be recorded in the audit: {outcome}")
     finally:

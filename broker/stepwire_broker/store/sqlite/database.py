@@ -12,7 +12,7 @@ from .migrate import migrate
 from .pruning import SqlitePruning
 from .queries import SqliteQueries
 from .readers import SqliteReaders
-from .writer import SqliteWriter, reserve_ids
+from .writer import OwnedLane, SqliteWriter, reserve_ids
 
 
 class SqliteDatabase:
@@ -43,8 +43,8 @@ def open_database(
         connection = opening.open_writer(path)
         try:
             migrate(connection)
-            lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
-            writer = SqliteWriter(connection, path, lane_id, opened.epoch)
+            lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
+            writer = SqliteWriter(connection, path, lane)
             readers = SqliteReaders(path, settings.pool_size)
         except BaseException:
             connection.close()
@@ -55,18 +55,28 @@ def open_database(
     return SqliteDatabase(lock, writer, readers, opened)
 
 
+def lane_of(connection: sqlite3.Connection) -> OwnedLane:
+    """Return the lane that is written. A lane with a lower id is of an earlier schema, and holds only history."""
+    return OwnedLane(*connection.execute("SELECT id, epoch, seq FROM lanes ORDER BY id DESC LIMIT 1").fetchone())
+
+
 def begin_epoch(
     connection: sqlite3.Connection, broker_id: str, lease_ms: int, wall_ms: int, entropy: int
-) -> tuple[int, Opened]:
-    """Begin a new epoch, in one transaction. The epoch fences transactions of earlier runs of this broker. Returns the
-    lane's id in the database, and the data from which the core starts."""
+) -> tuple[OwnedLane, Opened]:
+    """Begin a new epoch and take the lane, in one transaction. The lane's epoch fences transactions of its earlier
+    owners. Returns the lane, and the data from which the core starts."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
         "INSERT INTO meta (name, value) VALUES ('deployment', ?), ('created_ms', ?) ON CONFLICT (name) DO NOTHING",
         (f"{entropy:032x}", str(wall_ms)),
     )
     connection.execute("INSERT INTO sequences (name, next) VALUES ('ids', 1) ON CONFLICT (name) DO NOTHING")
-    before = connection.execute("SELECT lease_ms FROM brokers WHERE id = ?", (broker_id,)).fetchone()
+    connection.execute(
+        "INSERT INTO lanes (id, epoch, seq) SELECT ?, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM lanes)", (LANE,)
+    )
+    (lease_ms_before,) = connection.execute(
+        "SELECT coalesce(max(lease_ms), 0) FROM brokers WHERE id = ? OR id IN (SELECT owner FROM lanes)", (broker_id,)
+    ).fetchone()
     connection.execute(
         "INSERT INTO brokers (id, epoch, lease_until_ms, lease_ms) "
         "VALUES (?, (SELECT coalesce(max(epoch), 0) + 1 FROM brokers), 0, ?) "
@@ -74,24 +84,23 @@ def begin_epoch(
         (broker_id, lease_ms),
     )
     connection.execute(
-        "INSERT INTO lanes (broker, lane, epoch, seq) SELECT id, ?, epoch, 0 FROM brokers WHERE id = ? "
-        "ON CONFLICT (broker, lane) DO UPDATE SET epoch = excluded.epoch",
-        (LANE, broker_id),
+        "UPDATE lanes SET owner = brokers.id, owner_epoch = brokers.epoch, epoch = lanes.epoch + 1 FROM brokers "
+        "WHERE brokers.id = ? AND lanes.id = (SELECT max(id) FROM lanes)",
+        (broker_id,),
     )
     ids = reserve_ids(connection, ID_BLOCK)
     connection.execute("COMMIT")
     (deployment,) = connection.execute("SELECT value FROM meta WHERE name = 'deployment'").fetchone()
-    lane_id, epoch, seq = connection.execute(
-        "SELECT id, epoch, seq FROM lanes WHERE broker = ? AND lane = ?", (broker_id, LANE)
-    ).fetchone()
+    lane = lane_of(connection)
+    (epoch,) = connection.execute("SELECT epoch FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     queries = SqliteQueries(connection)
     counts = queries.open_counts()
-    return lane_id, Opened(
+    return lane, Opened(
         deployment=deployment,
         epoch=epoch,
         ids=ids,
-        lanes={LANE: seq},
-        lease_ms_before=0 if before is None else before[0],
+        lanes={lane.id: lane.seq},
+        lease_ms_before=lease_ms_before,
         workflows=queries.workflows(),
         open_tasks=counts.tasks,
         open_steps=counts.steps,

@@ -1,20 +1,45 @@
 """The core's queries in SQLite's SQL: tasks to load into memory, and their payloads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads, StoredStep, StoredTask
 from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory
 
 from .reading import NOT_PRUNED, OPEN_TASK_IDS, Reading, json_list
 
+_OPEN: Final = "finished_ms IS NULL AND stored = 1"
+_WANTING: Final = f"{_OPEN} AND wants IS NOT NULL"
+
+
+class _Ranked(NamedTuple):
+    rank_ms: int
+    id: int
+
 
 class LoadingQueries(Reading):
-    def load_page(self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int) -> Loaded:
+    def load_page(
+        self,
+        limit: int,
+        lanes: Mapping[int, LeftBehind | None],
+        wants: Sequence[str],
+        now_ms: int,
+        resident_bytes_max: int,
+    ) -> Loaded:
         with self.snapshot():
-            tasks = self._open_tasks(limit, epoch, wants, now_ms, resident_bytes_max)
+            task_ids: list[int] = []
+            left: dict[int, LeftBehind | None] = {}
+            for lane, after in lanes.items():
+                if after is not None and len(task_ids) < limit:
+                    rows = self._left_behind(after, limit - len(task_ids))
+                    task_ids += [row.id for row in rows]
+                    is_full = len(task_ids) == limit
+                    left[lane] = after._replace(rank_ms=rows[-1].rank_ms, id=rows[-1].id) if is_full else None
+            if len(task_ids) < limit:
+                task_ids += self._stored(limit - len(task_ids), list(lanes), wants, now_ms)
+            tasks = self._tasks_by_rank(task_ids, resident_bytes_max)
             steps = self._steps_in_order(tasks, resident_bytes_max)
-            return Loaded(tasks, steps, tuple(self.distinct_wants(epoch)))
+            return Loaded(tasks, steps, tuple(self.distinct_wants(list(lanes))), tuple(left.items()))
 
     def load_tasks(self, task_ids: Sequence[int], resident_bytes_max: int) -> Loaded:
         with self.snapshot():
@@ -36,24 +61,23 @@ class LoadingQueries(Reading):
         with self.snapshot():
             return Payloads(self._contexts(task_ids), self._outputs(step_ids))
 
-    def distinct_wants(self, epoch: int) -> list[str]:
-        """Return everything that stored tasks wait for, once each: one index lookup for each."""
+    def distinct_wants(self, lanes: Sequence[int]) -> list[str]:
+        """Return everything that stored tasks of these lanes wait for, once each: one index lookup for each."""
         rows = self.rows(
             _Wants,
-            """
-            WITH RECURSIVE distinct_wants(wants) AS (
-              SELECT min(wants) FROM tasks WHERE finished_ms IS NULL AND wants IS NOT NULL
+            f"""
+            WITH RECURSIVE distinct_wants(lane, wants) AS (
+              SELECT own.value, (SELECT min(wants) FROM tasks WHERE {_WANTING} AND lane = own.value)
+              FROM json_each(:lanes) AS own
               UNION ALL
-              SELECT (
-                SELECT min(tasks.wants) FROM tasks WHERE finished_ms IS NULL AND tasks.wants > distinct_wants.wants
+              SELECT lane, (
+                SELECT min(tasks.wants) FROM tasks
+                WHERE {_WANTING} AND tasks.lane = distinct_wants.lane AND tasks.wants > distinct_wants.wants
               ) FROM distinct_wants WHERE distinct_wants.wants IS NOT NULL
             )
-            SELECT wants FROM distinct_wants WHERE wants IS NOT NULL AND EXISTS (
-              SELECT 1 FROM tasks
-              WHERE finished_ms IS NULL AND tasks.wants = distinct_wants.wants AND owner_epoch <> :epoch
-            ) ORDER BY wants
-            """,
-            {"epoch": epoch},
+            SELECT DISTINCT wants FROM distinct_wants WHERE wants IS NOT NULL ORDER BY wants LIMIT -1
+            """,  # noqa: S608
+            {"lanes": json_list(lanes)},
         )
         return [row.wants for row in rows]
 
@@ -94,42 +118,45 @@ class LoadingQueries(Reading):
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def _open_tasks(
-        self, limit: int, epoch: int, wants: Sequence[str], now_ms: int, resident_bytes_max: int
-    ) -> list[StoredTask]:
+    def _left_behind(self, after: LeftBehind, limit: int) -> list[_Ranked]:
+        return self.rows(
+            _Ranked,
+            """
+            SELECT rank_ms, id FROM tasks
+            WHERE finished_ms IS NULL AND stored = 0 AND lane = :lane AND (rank_ms, id) > (:rank_ms, :id)
+             AND id < :before_id ORDER BY rank_ms, id LIMIT :limit
+            """,
+            {**after._asdict(), "limit": limit},
+        )
+
+    def _stored(self, limit: int, lanes: Sequence[int], wants: Sequence[str], now_ms: int) -> list[int]:
+        """Return the tasks that are due, or wait for one of these, by rank."""
+        rows = self.rows(
+            _Ranked,
+            f"""
+            SELECT rank_ms, id FROM (
+              SELECT tasks.rank_ms, tasks.id FROM json_each(:lanes) AS own CROSS JOIN tasks
+              WHERE {_OPEN} AND lane = own.value AND wake_ms <= :now_ms
+              UNION
+              SELECT wanting.rank_ms, wanting.id
+              FROM json_each(:lanes) AS own CROSS JOIN json_each(:wants) AS offered CROSS JOIN tasks AS wanting
+              WHERE wanting.id IN (
+                SELECT id FROM tasks
+                WHERE {_OPEN} AND lane = own.value AND wants = offered.value ORDER BY rank_ms, id LIMIT :limit
+              )
+            ) ORDER BY rank_ms, id LIMIT :limit
+            """,  # noqa: S608
+            {"lanes": json_list(lanes), "now_ms": now_ms, "wants": json_list(wants), "limit": limit},
+        )
+        return [row.id for row in rows]
+
+    def _tasks_by_rank(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredTask]:
         return self.rows(
             StoredTask,
             f"""
-            SELECT {_TASK} FROM tasks WHERE id IN (
-              SELECT id FROM (
-                SELECT id, priority FROM (
-                  SELECT id, priority FROM tasks
-                  WHERE finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL AND owner_epoch <> :epoch
-                  ORDER BY priority DESC, id LIMIT :limit
-                )
-                UNION
-                SELECT id, priority FROM (
-                  SELECT id, priority FROM tasks
-                  WHERE finished_ms IS NULL AND wake_ms <= :now_ms AND owner_epoch <> :epoch
-                  ORDER BY priority DESC, id LIMIT :limit
-                )
-                UNION
-                SELECT wanting.id, wanting.priority FROM json_each(:wants) AS offered CROSS JOIN tasks AS wanting
-                WHERE wanting.id IN (
-                  SELECT id FROM tasks
-                  WHERE finished_ms IS NULL AND wants = offered.value AND owner_epoch <> :epoch
-                  ORDER BY priority DESC, id LIMIT :limit
-                )
-              ) ORDER BY priority DESC, id LIMIT :limit
-            ) ORDER BY priority DESC, id LIMIT -1
+            SELECT {_TASK} FROM tasks WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY rank_ms, id LIMIT -1
             """,  # noqa: S608
-            {
-                "epoch": epoch,
-                "now_ms": now_ms,
-                "wants": json_list(wants),
-                "resident": resident_bytes_max,
-                "limit": limit,
-            },
+            {"ids": json_list(task_ids), "resident": resident_bytes_max},
         )
 
     def _tasks_by_id(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredTask]:
@@ -194,7 +221,7 @@ class _StepAndTask(NamedTuple):
 
 
 _TASK: Final = """id, uid, workflow_id, lane, namespace, key, state, attention, cancelling, priority, labels,
- CASE WHEN context_bytes <= :resident THEN context END, context_bytes, created_ms, finished_ms, deadline_ms"""
+ CASE WHEN context_bytes <= :resident THEN context END, context_bytes, created_ms, finished_ms, deadline_ms, stored"""
 _STEP: Final = """id, task_id, position, state, attempt, delivery, accept_from, batch_id, worker, granted,
  lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error, reason,
  key_number, earlier, handle,

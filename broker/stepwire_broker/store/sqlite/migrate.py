@@ -11,7 +11,7 @@ from typing import Final
 
 from stepwire_broker.store.errors import StoreRefused
 
-HEAD: Final = "0002"  # the newest of migrations/versions
+HEAD: Final = "0003"  # the newest of migrations/versions
 
 _SCRIPTS: Final = Path(__file__).parent / "migrations"
 SCHEMA: Final = Path(__file__).with_name("schema.sql")
@@ -44,7 +44,7 @@ def _create(connection: sqlite3.Connection) -> None:
         raise
 
 
-def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
+def upgrade(connection: sqlite3.Connection, now: str | None, to: str = "head") -> None:
     """Run the migrations. Alembic is slow to import, and an ordinary start has nothing to migrate."""
     from alembic import command
     from alembic.config import Config
@@ -61,11 +61,13 @@ def upgrade(connection: sqlite3.Connection, now: str | None) -> None:
             "written by a newer Stepwire. Start that version, or restore a backup from before the upgrade"
         )
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    connection.execute("PRAGMA foreign_keys=OFF")  # while tables are replaced; no effect inside a transaction
     with engine.connect() as transaction:
         transaction.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = transaction
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
         transaction.commit()
+    connection.execute("PRAGMA foreign_keys=ON")
 
 
 def revision(connection: sqlite3.Connection) -> str | None:

@@ -229,7 +229,7 @@ class PageQueries(Reading):
     # -- history ------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> list[LaneRow]:
-        return self.rows(LaneRow, "SELECT id, broker, lane, epoch, seq FROM lanes ORDER BY id LIMIT -1", {})
+        return self.rows(LaneRow, "SELECT id, owner, owner_epoch, epoch, seq FROM lanes ORDER BY id LIMIT -1", {})
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX

@@ -15,7 +15,7 @@ from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, Park
 from . import opening
 from .migrate import HEAD, revision
 from .reading import Reading
-from .writer import PAGES_A_GROUP, ROWS_A_PAGE, SqliteWriter
+from .writer import PAGES_A_GROUP, ROWS_A_PAGE, OwnedLane, SqliteWriter
 
 PARTLY_REMOVED: Final = "pruning"  # in `meta`: the tasks that are removed in part, as JSON
 
@@ -181,7 +181,7 @@ def prune_now(path: Path, settings: RetentionSettings, progress: Callable[[Prune
                 raise StoreRefused(
                     f"{path} has schema {schema!r}, and this program works on {HEAD!r}: `serve` upgrades it"
                 )
-            retention = Retention(SqlitePruning(SqliteWriter(connection, path, 0, 0)), settings)
+            retention = Retention(SqlitePruning(SqliteWriter(connection, path, OwnedLane(0, 0, 0))), settings)
             while (run := retention.work()) is None:
                 progress(retention.so_far)
             return run

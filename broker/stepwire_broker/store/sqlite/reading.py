@@ -17,9 +17,9 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 # The open tasks, from the three indexes that hold them: however many have ended, their rows are not read.
 OPEN_TASK_IDS: Final = """
- SELECT id FROM tasks WHERE finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL
- UNION ALL SELECT id FROM tasks WHERE finished_ms IS NULL AND wants IS NOT NULL
- UNION ALL SELECT id FROM tasks WHERE finished_ms IS NULL AND wake_ms IS NOT NULL AND wants IS NULL
+ SELECT id FROM tasks WHERE finished_ms IS NULL AND stored = 0
+ UNION ALL SELECT id FROM tasks WHERE finished_ms IS NULL AND stored = 1 AND wants IS NOT NULL
+ UNION ALL SELECT id FROM tasks WHERE finished_ms IS NULL AND stored = 1 AND wake_ms IS NOT NULL AND wants IS NULL
 """
 
 _encode: Final = msgspec.json.Encoder().encode

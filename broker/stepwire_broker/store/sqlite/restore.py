@@ -33,7 +33,6 @@ from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
-from stepwire_broker.store.ports import LANE
 
 from . import audit, opening
 from .backup import MADE, Progress, audit_row, connect, copy_pages, note, open_stored, sync, verify
@@ -136,8 +135,8 @@ def _renewed(
         ).fetchone()
         replaced_heads = _heads_of(path)
         lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
-        lane_id, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
-        writer = SqliteWriter(connection, built, lane_id, opened.epoch)
+        lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
+        writer = SqliteWriter(connection, built, lane)
         now = Now(0, wall_ms)
         state = _core(broker_id, opened, now)
         erased_tasks = 0 if erased_ms is None else _erase_again(state, writer, erased_ms, now)
@@ -289,13 +288,14 @@ def _restored(state: BrokerState, queries: SqliteQueries, task_ids: list[int]) -
 
 
 def _write(state: BrokerState, writer: SqliteWriter, now: Now) -> None:
-    group = state.outbox.close(LANE, now)
+    (lane,) = state.outbox.lanes
+    group = state.outbox.close(lane, now)
     if group is None:
         return
-    outcome = Writing(LANE, writer, group).attempt()
+    outcome = Writing(lane, writer, group).attempt()
     if not isinstance(outcome, Committed) or outcome.rejected:
         raise StoreRefused(f"a step could not be held: {outcome}")
-    state.outbox.committed(LANE, group.seq)
+    state.outbox.committed(lane, group.seq)
 
 
 def _swap(built: Path, path: Path, wall_ms: int) -> list[Path]:

@@ -36,20 +36,6 @@ CREATE TABLE brokers (
  STRICT
 
 ;
-CREATE TABLE lanes (
-	id INTEGER NOT NULL, 
-	broker TEXT NOT NULL, 
-	lane INTEGER NOT NULL, 
-	epoch INTEGER NOT NULL, 
-	seq INTEGER NOT NULL, 
-	PRIMARY KEY (id), 
-	CONSTRAINT lanes_of_broker UNIQUE (broker, lane), 
-	CONSTRAINT seq_counts CHECK (seq >= 0 AND epoch > 0), 
-	FOREIGN KEY(broker) REFERENCES brokers (id)
-)
- STRICT
-
-;
 CREATE TABLE sequences (
 	name TEXT NOT NULL, 
 	next INTEGER NOT NULL, 
@@ -76,50 +62,6 @@ CREATE TABLE workflows (
 
 ;
 CREATE UNIQUE INDEX workflows_active ON workflows (namespace, name) WHERE active = 1;
-CREATE TABLE tasks (
-	id INTEGER NOT NULL, 
-	uid TEXT NOT NULL, 
-	workflow_id INTEGER NOT NULL, 
-	lane INTEGER NOT NULL, 
-	namespace TEXT NOT NULL, 
-	"key" TEXT, 
-	state TEXT NOT NULL, 
-	attention TEXT, 
-	cancelling INTEGER NOT NULL, 
-	priority INTEGER NOT NULL, 
-	labels TEXT, 
-	context_bytes INTEGER NOT NULL, 
-	created_ms INTEGER NOT NULL, 
-	finished_ms INTEGER, 
-	deadline_ms INTEGER, 
-	owner TEXT, 
-	owner_epoch INTEGER NOT NULL, 
-	wake_ms INTEGER, 
-	wants TEXT, 
-	context TEXT NOT NULL, 
-	PRIMARY KEY (id), 
-	CONSTRAINT state_fits CHECK (CASE state
- WHEN 'running' THEN finished_ms IS NULL
- WHEN 'completed' THEN finished_ms IS NOT NULL
- WHEN 'pending' THEN finished_ms IS NULL AND owner_epoch = 0
- WHEN 'paused' THEN finished_ms IS NULL
- WHEN 'failed' THEN finished_ms IS NOT NULL
- WHEN 'cancelled' THEN finished_ms IS NOT NULL
- ELSE FALSE END), 
-	CONSTRAINT cancelling_is_yes_or_no CHECK (cancelling IN (0, 1)), 
-	CONSTRAINT uid_is_whole CHECK (length(uid) = 32), 
-	FOREIGN KEY(workflow_id) REFERENCES workflows (id)
-)
- STRICT
-
-;
-CREATE INDEX tasks_left ON tasks (priority DESC, id, owner_epoch) WHERE finished_ms IS NULL AND wants IS NULL AND wake_ms IS NULL;
-CREATE INDEX tasks_wanting ON tasks (wants, priority DESC, id, owner_epoch) WHERE finished_ms IS NULL AND wants IS NOT NULL;
-CREATE INDEX tasks_due ON tasks (wake_ms, priority, id, owner_epoch, wants) WHERE finished_ms IS NULL AND wake_ms IS NOT NULL;
-CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
-CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
-CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;
-CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;
 CREATE TABLE steps (
 	id INTEGER NOT NULL, 
 	task_id INTEGER NOT NULL, 
@@ -251,3 +193,61 @@ CREATE TABLE audit_chains (
  STRICT
 
 ;
+CREATE TABLE lanes (
+	id INTEGER NOT NULL, 
+	owner TEXT, 
+	owner_epoch INTEGER, 
+	epoch INTEGER NOT NULL, 
+	seq INTEGER NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT seq_counts CHECK (seq >= 0 AND epoch >= 0), 
+	CONSTRAINT owner_is_whole CHECK ((owner IS NULL) = (owner_epoch IS NULL))
+)
+ STRICT
+
+;
+CREATE TABLE tasks (
+	id INTEGER NOT NULL, 
+	uid TEXT NOT NULL, 
+	workflow_id INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	namespace TEXT NOT NULL, 
+	"key" TEXT, 
+	state TEXT NOT NULL, 
+	attention TEXT, 
+	cancelling INTEGER NOT NULL, 
+	priority INTEGER NOT NULL, 
+	labels TEXT, 
+	context_bytes INTEGER NOT NULL, 
+	created_ms INTEGER NOT NULL, 
+	finished_ms INTEGER, 
+	deadline_ms INTEGER, 
+	rank_ms INTEGER NOT NULL, 
+	stored INTEGER NOT NULL, 
+	wake_ms INTEGER, 
+	wants TEXT, 
+	context TEXT NOT NULL, 
+	PRIMARY KEY (id), 
+	CONSTRAINT state_fits CHECK (CASE state
+ WHEN 'running' THEN finished_ms IS NULL
+ WHEN 'completed' THEN finished_ms IS NOT NULL
+ WHEN 'pending' THEN finished_ms IS NULL AND stored = 1
+ WHEN 'paused' THEN finished_ms IS NULL
+ WHEN 'failed' THEN finished_ms IS NOT NULL
+ WHEN 'cancelled' THEN finished_ms IS NOT NULL
+ ELSE FALSE END), 
+	CONSTRAINT cancelling_is_yes_or_no CHECK (cancelling IN (0, 1)), 
+	CONSTRAINT stored_is_found CHECK (stored = 0 OR stored = 1 AND (wake_ms IS NOT NULL OR wants IS NOT NULL)), 
+	CONSTRAINT uid_is_whole CHECK (length(uid) = 32), 
+	FOREIGN KEY(workflow_id) REFERENCES workflows (id)
+)
+ STRICT
+
+;
+CREATE INDEX tasks_left ON tasks (lane, rank_ms, id) WHERE finished_ms IS NULL AND stored = 0;
+CREATE INDEX tasks_wanting ON tasks (lane, wants, rank_ms, id) WHERE finished_ms IS NULL AND stored = 1 AND wants IS NOT NULL;
+CREATE INDEX tasks_due ON tasks (lane, wake_ms, rank_ms, id, wants) WHERE finished_ms IS NULL AND stored = 1 AND wake_ms IS NOT NULL;
+CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
+CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
+CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;
+CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;

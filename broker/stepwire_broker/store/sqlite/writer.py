@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stepwire_broker.core.model.commit_group import (
     AuditNew,
@@ -55,17 +55,25 @@ PAGES_A_GROUP: Final = 10
 ROWS_A_PAGE: Final = 8  # 15 were measured with ordinary rows
 
 
+class OwnedLane(NamedTuple):
+    """A lane, and the fence of its owner."""
+
+    id: int
+    epoch: int
+    seq: int  # of its last transaction when it was taken
+
+
 class SqliteWriter:
     """The port `LaneWriter` of store/lane.py, on the one connection that writes."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, lane_id: int, epoch: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, lane: OwnedLane) -> None:
         self.connection = connection
         self._execute = self.execute = connection.execute
         self.partly_removed: frozenset[int] = frozenset()  # tasks that retention is removing: they must not be changed
         self._path = path
         self._file = _identity(path)
-        self._lane_id = lane_id
-        self._epoch = epoch
+        self._lane_id = lane.id
+        self._epoch = lane.epoch
         self._seq = 0
         self._position = 0
         self._pages = 0  # written to the log since the last checkpoint
@@ -306,13 +314,15 @@ def _task_new(row: TaskNew) -> tuple[Any, ...]:
         _text(row.labels),
         row.context.decode(),
         row.context_bytes,
-        *row[13:],
+        *row[13:17],
+        int(row.stored),
+        *row[18:],
     )
 
 
 def _task_changed(row: TaskChanged) -> tuple[Any, ...]:
-    task_id, state, attention, cancelling, *rest = row
-    return (task_id, STATE[state], attention, int(cancelling), *rest)
+    task_id, state, attention, cancelling, finished_ms, deadline_ms, stored, wake_ms, wants = row
+    return (task_id, STATE[state], attention, int(cancelling), finished_ms, deadline_ms, int(stored), wake_ms, wants)
 
 
 def _step_changed(row: StepChanged) -> tuple[Any, ...]:
