@@ -186,7 +186,7 @@ def test_expired_and_revoked_keys_are_known_and_refused(directory: Path) -> None
     admission = clients.admission(Clients(directory).read().clients, NOW_MS, anonymous=None, blocked=frozenset())
     assert admission.keys == {}
     assert 4242 not in admission.uids
-    assert [admission.refused_keys[raw(key) or b""] for key in (KEY, OTHER)] == [
+    assert [admission.refused_keys[raw(key) or b""][:2] for key in (KEY, OTHER)] == [
         ("old", "expired_key"),
         ("gone", "revoked_key"),
     ]

@@ -132,6 +132,6 @@ def test_tasks_are_either_named_or_selected(shop: Place, words: list[str]) -> No
 
 
 def test_a_broker_that_does_not_answer_ends_the_loop_with_exit_code_5(shop: Place) -> None:
-    done = shop.stepwire("task", "cancel", "1", "2", "--url", "http://127.0.0.1:9")
+    done = shop.stepwire("--outage", "0s", "task", "cancel", "1", "2", "--url", "http://127.0.0.1:9")
     assert done.code == 5
     assert "0 of 2 tasks are cancelled: no answer from http://127.0.0.1:9" in done.err

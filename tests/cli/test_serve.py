@@ -111,7 +111,7 @@ def test_a_second_interrupt_stops_the_broker_at_once(empty: Place) -> None:
 def wait_until_it_drains(place: Place) -> None:
     """A draining broker still answers, and refuses new tasks."""
     for _ in range(200):
-        if "stopping" in place.stepwire("task", "submit", "w").err:
+        if "stopping" in place.stepwire("--outage", "0s", "task", "submit", "w").err:
             return
     raise AssertionError("the broker never drained")
 
@@ -130,7 +130,7 @@ def test_a_broker_stops_when_another_takes_its_database(empty: Place) -> None:
         other = sqlite3.connect(empty.directory / ".stepwire/state.db", isolation_level=None)
         other.execute("UPDATE lanes SET epoch = epoch + 1")
         other.close()
-        assert empty.stepwire("task", "submit", "w").code != OK
+        assert empty.stepwire("--outage", "0s", "task", "submit", "w").code != OK
         ended = broker.end()
     assert ended.code == FAILURE
     assert "the broker had to stop: another broker has taken over" in ended.err

@@ -231,7 +231,7 @@ def test_the_token_of_an_embedded_broker_is_private_and_stays_the_same_and_is_re
                 assert (await asyncio.to_thread(client.tasks))["tasks"] == []
             with Client(url, token="x" * 43) as stranger, pytest.raises(Denied):
                 await asyncio.to_thread(stranger.tasks)
-        with Client(url, token_file=broker.token_file) as client, pytest.raises(Unreachable):
+        with Client(url, token_file=broker.token_file, outage_s=0) as client, pytest.raises(Unreachable):
             await asyncio.to_thread(client.tasks)
 
     asyncio.run(main())

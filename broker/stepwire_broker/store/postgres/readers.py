@@ -98,7 +98,7 @@ class PostgresReaders(Generic[Q]):
         if connection is None or connection.closed:
             if connection is not None:
                 self._opened.discard(connection)
-            self._of_thread.connection = connection = connect(self._address, "stepwire reader")
+            self._of_thread.connection = connection = connect(self._address, "stepwire-reader")
             connection.prepare_threshold = PREPARED_AFTER if self._is_prepared else None
             self._opened.add(connection)
         return connection

@@ -32,7 +32,7 @@ def create_tables(connection: PostgresConnection, schema: str, lanes: int = LANE
     same instant, the second waits for the first and changes nothing."""
     with connection.transaction():
         # The lock is the transaction's: a pooler may give the next transaction to another client.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('stepwire schema ' || %s, 0))", (schema,))
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('stepwire-schema ' || %s, 0))", (schema,))
         exists = connection.execute("SELECT to_regclass(%s)", (f"{schema}.lanes",)).fetchone()
         if exists is not None and exists[0] is not None:
             return
