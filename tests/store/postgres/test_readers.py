@@ -97,7 +97,7 @@ def test_an_error_of_a_query_itself_is_its_callers_and_leaves_no_transaction_ope
     with pytest.raises(KeyError):
         readers.read(wrong).result(PATIENCE_S)
     open_transactions = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stepwire reader' AND xact_start IS NOT NULL"
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stepwire-reader' AND xact_start IS NOT NULL"
     )
     assert server.sql(open_transactions) == [(0,)]
 
@@ -107,7 +107,7 @@ def test_a_reader_whose_connection_was_ended_reports_the_loss_and_connects_again
 ) -> None:
     readers = open_readers(count=1)
     readers.read(value, "SELECT 1").result(PATIENCE_S)
-    assert server.terminate_backends("stepwire reader") == 1
+    assert server.terminate_backends("stepwire-reader") == 1
     with pytest.raises(ConnectionLost):
         readers.read(value, "SELECT 1").result(PATIENCE_S)
     assert readers.read(value, "SELECT 1").result(PATIENCE_S) == 1
