@@ -69,8 +69,9 @@ class HandlerCall:
 
     @property
     def is_too_late(self) -> bool:
-        """True if the lease ended while the step was opened: the handler must not be called."""
-        return now_ms() >= self.run.lease.until_ms
+        """True if the lease ended while the step was opened, also if a new session has begun since: the broker may
+        have given the step to another worker, so the handler must not be called."""
+        return now_ms() >= self.run.lease.until_ms or self.context.lease_lost.is_set()
 
     def closed(self, result: Result | None) -> Result | None:
         """The result as it may leave the worker."""

@@ -104,7 +104,7 @@ module Stepwire
       @opened = opened
       @step = opened.step
       @context.open(@step, is_sealed: !opened.task.nil?)
-      Identity.now_ms >= @run.lease.until_ms ? GIVE_BACK : closed(yield)
+      too_late? ? GIVE_BACK : closed(yield)
     end
 
     def closed(result)
@@ -113,6 +113,13 @@ module Stepwire
 
     def secrets
       @opened.secrets
+    end
+
+    private
+
+    # A lease that ended counts although a new session has begun: the broker may have given the step to another worker.
+    def too_late?
+      Identity.now_ms >= @run.lease.until_ms || @context.lease_lost?
     end
   end
 end
