@@ -69,7 +69,7 @@ class Run:
         self.lease = lease
         self.timeout_ms = timeout_ms
         self.deadline_ms = deadline_ms  # the time at which the run must end, whenever it begins
-        self.may_need_opening = may_need_opening  # False: the step certainly has no secrets, and is not sealed
+        self.may_need_opening = may_need_opening  # False: certainly no secrets, and not sealed
         self.is_taken_back = False
         self.started_ms: float | None = None  # set by the runner
         self.timeout_at_ms = NEVER  # set by the runner; the earlier of timeout and deadline

@@ -24,7 +24,7 @@ class HeldBatch:
     def __init__(self, id: str, session: str, size: int, may_need_opening: bool = True) -> None:
         self.id = id
         self.session = session
-        self.may_need_opening = may_need_opening  # False: no step certainly has secrets, and none is sealed
+        self.may_need_opening = may_need_opening  # False: certainly no step has secrets or is sealed
         self.number = batch_number(id)
         self.open = 0  # accepted steps that have not ended
         self.unsent = size  # steps without a sent result

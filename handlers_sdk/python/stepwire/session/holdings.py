@@ -98,7 +98,7 @@ class HeldDeliveries:
             self._slots.release(held, now_ms)
 
     def bury_acknowledged(self, message: ResultsMessage, now_ms: float) -> None:
-        """Forget the deliveries of a results message that its broker has committed. Does the same as `bury`."""
+        """Forget the deliveries of a results message that its broker has committed: `bury`, for all of them at once."""
         peer, items = message.peer, []
         for held in message.done:
             if held.state is not DONE or held.peer is not peer:

@@ -195,9 +195,10 @@ class Intake:
 
 
 def _may_need_opening(body: bytes) -> bool:
-    """False if no step of this message names a secret or is sealed: it has no `$`, not even as an escape.
+    """False if certainly no step of this message names a secret or is sealed: it has no `$`, not even as an escape.
 
-    The search for one byte is much faster than that for several, and nearly every message ends with it."""
+    It is faster to search for one byte than for several. In nearly every message, one byte is enough.
+    """
     return _DOLLAR in body or (_BACKSLASH in body and b"\\u00" in body)
 
 
