@@ -116,6 +116,7 @@ class Wire:
         )
         self._is_closed = False
         self._connections.start()
+        self._gate.wait_for(self._connections.newcomers.wait_until_known)
         try:
             if server is not None:
                 await self._check_door()
