@@ -424,12 +424,17 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    is_change = bool(state.peers)
-    broker = state.identity.broker
+    broker, before = state.identity.broker, state.peers
     state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
     if event.next is not None:
         state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    if is_change:
+    state.peers_in_welcome = state.peers
+    if event.replaced is not None:
+        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
+        # the second one in time; with the new key alone it would not know that its own is the wrong one.
+        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
+        state.peers_in_welcome = [old, *state.peers]
+    if before and before != state.peers:
         state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
         hello.tell_peers(state, now)
 

@@ -30,6 +30,7 @@ from . import (
     reports,
     results,
     retries,
+    server_keys,
     submissions,
     worker_duties,
 )
@@ -48,6 +49,7 @@ _refuse: Final = msgspec.json.Decoder(wire.Refuse).decode
 _heartbeat: Final = msgspec.json.Decoder(wire.Heartbeat).decode
 _steps_level0: Final = msgspec.json.Decoder(wire.StepsLevel0).decode
 _go: Final = msgspec.json.Decoder(wire.Go).decode
+_greeting: Final = msgspec.json.Decoder(wire.Welcome | wire.HeartbeatAck).decode
 _cancel: Final = msgspec.json.Decoder(wire.Cancel).decode
 _adopted: Final = msgspec.json.Decoder(wire.Adopted).decode
 
@@ -379,9 +381,15 @@ class Checks:
         elif body.startswith(b'{"type":"steps"'):
             worker_duties.expect_answer(self.books, worker, _steps(body))
 
+    def worker_handled(self, worker: WorkerNode, body: bytes) -> None:
+        """The session has handled this message."""
+        if self.world.server_keys.is_on and body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
+            server_keys.note_listed(worker, _greeting(body))
+
     def worker_logged(self, worker: str, action: Log) -> None:
         self.world.counts["log", action.event] += 1
         if action.event == "session_dropped":
+            server_keys.check_dropped(self.books, worker)
             self.books.dropped_ms[worker] = self.world.now
             self.books.numbers["sessions dropped"] += 1
         elif action.event == "message_refused":
