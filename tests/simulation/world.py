@@ -318,6 +318,9 @@ class World:
                 luck = self._refused_chance.random()
                 if luck < self._refused_rate and self.faults.strikes("data_refused", f"{task_id}.{group.seq}"):
                     self._refused_tasks.add(task_id)
+            for row in group.history:
+                if row.task_id in self._refused_tasks:
+                    self.checks.rows_refused(row)
 
     def _refuse(self, rows: Rows) -> None:
         if self._refused_tasks:

@@ -42,8 +42,7 @@ from .model import events
 from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
 from .model.events import Command, Event, Now
 from .model.principal import PROCESS
-from .model.states import STEP_FINAL
-from .progress.discard import discard
+from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
@@ -220,12 +219,13 @@ def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
     """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal.
 
-    A step that a command ended is no culprit: the command is refused, and a step that was held stays held.
+    A step that a command ended is no culprit: the command is refused, and a step that was held stays held. A step that
+    ended after the group was closed is none either: its rows were not in the group. Its worker repeats the result.
     """
     task = state.tasks.get(task_id)
     if task is None:
         return
-    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL and not s.ended_by_command)
+    culprits = steps_to_blame(task)
     discard(state, task, now)
     state.unloaded += 1
     request = state.next_read()

@@ -6,7 +6,7 @@ import msgspec
 from stepwire.actions import Log
 from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.commit_group import AuditNew
+from stepwire_broker.core.model.commit_group import AuditNew, HistoryRow
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
@@ -185,6 +185,7 @@ class Checks:
                 retries.check_timeout(books, step_id, book, fact)
                 retries.check_retries(books, step_id, book, fact)
             case "failed":
+                results.check_blamed(books, step_id, fact)
                 at_most_once.check_unstorable(books, step_id, book, fact, before)
                 at_most_once.check_stopped(books, step_id, book, fact, before)
                 level0.check_failure(books, step_id, book, fact)
@@ -244,6 +245,9 @@ class Checks:
                 task.state = fact[2]
                 dependencies.check_ended(self.books, task_id)
         self.world.counts["task", f"{kind}: {before} → {task.state}"] += 1
+
+    def rows_refused(self, rows: HistoryRow) -> None:
+        results.note_refused(self.books, rows)
 
     def tasks_loaded(self, page: events.LoadedTasks) -> None:
         retries.forget_readied(self.books, page)
