@@ -203,6 +203,15 @@ def test_a_namespace_keeps_what_it_has_used_of_its_rate_when_the_rate_changes() 
     assert world.submit(namespace="shop").retry_after_ms == 500
 
 
+def test_a_namespace_that_has_paid_all_its_steps_begins_a_new_rate_with_a_full_second() -> None:
+    world = with_quota(steps_per_s=2)
+    world.submit(namespace="shop")
+    world.pass_time(1_000)
+    world.handle(events.QuotasChanged({"shop": QuotaSettings(steps_per_s=6)}))
+    world.submit(namespace="shop", count=2)
+    assert isinstance(world.submit(namespace="shop"), TasksSubmitted)
+
+
 def test_refusals_are_counted_by_namespace_and_limit() -> None:
     world = with_quota(max_open_steps=2, priority_max=9)
     world.submit(namespace="shop")

@@ -55,9 +55,10 @@ class Quotas:
         """The configuration is reloaded. A suspended broker reads it later, so it is left alone."""
         broker = self.world.broker
         if broker.is_alive and not broker.is_paused:
-            settled = {namespace: self._left_now(namespace, rate) for namespace, rate in self._rates().items()}
+            left = {namespace: self._left_now(namespace, rate) for namespace, rate in self._rates().items()}
+            used = {namespace for namespace, rate in self._rates().items() if left[namespace] < rate}
             self.active = quotas
-            self._left = {name: (left, broker.now().mono) for name, left in settled.items() if name in self._rates()}
+            self._left = {name: (left[name], broker.now().mono) for name in used & self._rates().keys()}
             broker.post("event", QuotasChanged(quotas))
 
     def heal(self) -> None:

@@ -22,12 +22,11 @@ RETRY_AFTER_MS: Final = 1_000  # open steps end at times that the broker does no
 
 
 def on_quotas_changed(state: BrokerState, event: QuotasChanged, now: Now) -> None:
-    """Use these quotas. A namespace keeps what it has used of its rate."""
-    for namespace in state.step_rates:
-        _refilled(state, namespace, now)  # the time until now counts at the earlier rate
+    """Use these quotas. A namespace keeps what it has used of its rate; one that used nothing has a full second."""
+    rates = {namespace: _refilled(state, namespace, now) for namespace in state.step_rates}  # at the earlier rates
+    used = {name: rate for name, rate in rates.items() if rate is not None and not rate.is_full(_rate_of(state, name))}
     state.quotas = event.quotas
-    for namespace in [name for name in state.step_rates if _rate_of(state, name) is None]:
-        del state.step_rates[namespace]
+    state.step_rates = {name: rate for name, rate in used.items() if _rate_of(state, name) is not None}
 
 
 def refusal(
