@@ -72,7 +72,9 @@ class Breakers:
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def broker_started(self) -> None:
-        self._turns = {}
+        """A breaker that an operator holds open stays open."""
+        barred = self.world.broker.state.guards.barred
+        self._turns = {handler: [(self.world.now, "open")] for handler in barred}
 
     def died(self) -> None:
         self._died_ms.append(self.world.now)

@@ -379,6 +379,7 @@ class BrokerNode:
             command = make(request)
             self.world.count("event", type(command).__name__)
             self._commands[request] = command
+            self.world.checks.asked(command)
             self.world.quotas.handle(command, lambda: self.turn.handle(command))
             self._flush_soon()
 

@@ -13,7 +13,7 @@ from .replies import Reply, encode
 class ExecutorDocument(Struct, frozen=True, kw_only=True):
     """An executor, with its counts since the broker started. `is_hosted`: the executor runs inside the broker and
     reports its own counts; for other executors the broker counts results. `active`: dispatched steps without a result.
-    `total_executed` includes `total_failed`. A pause ends when the broker restarts."""
+    `total_executed` includes `total_failed`. A pause outlives a restart of the broker."""
 
     executor: str
     is_hosted: bool

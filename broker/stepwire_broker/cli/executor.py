@@ -68,7 +68,7 @@ def show(options: Options, key: str) -> None:
 def pause(options: Options, key: str) -> None:
     """Dispatch no new steps to an executor; its running steps finish. Steps routed to it stay ready.
 
-    The pause ends with `resume` or when the broker restarts: it is not stored.
+    The pause ends with `resume`. It is stored, so a restart of the broker does not end it.
     """
     with broker_client(options) as client:
         document = client.pause_executor(key)

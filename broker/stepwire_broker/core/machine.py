@@ -96,6 +96,8 @@ class Machine:
             submission.reserve_numbers(state, lane, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
+        if state.guards.by_handler:
+            state.timers.set(0, GuardSweepDue())
         state.timers.set(state.safe_at_mono, RecoverySafe())
 
     def handle(self, event: Event, now: Now, principal: str = PROCESS) -> Decision:

@@ -21,6 +21,7 @@ from .answers.answers import Answer, CommandRefused
 from .commit.decision import Decision, ToRequest
 from .commit.id_blocks import LaneIds, block_of
 from .commit.loads import AnyLoad
+from .commit.operator_controls import DrainedWorker, PausedExecutor, removal, stored
 from .commit.outbox import LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
 from .definitions.settings import QuotaSettings, Settings
@@ -87,7 +88,7 @@ class CoreCounters(Struct):
 SLICE_STEPS: Final = 4_000
 ENDED_REMEMBERED_MAX: Final = 65_536
 DEAD_REMEMBERED_MAX: Final = 65_536
-QUIETED_REMEMBERED_MAX: Final = 65_536
+QUIETED_REMEMBERED_MAX: Final = 4_096
 FLAPPING_REMEMBERED_MAX: Final = 4_096
 
 
@@ -221,7 +222,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             router=router,
             runtime_rules=stored_rules(opened.controls),
             ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
-            guards=Guards(identity.broker, settings.dispatch),
+            guards=Guards(identity.broker, settings.dispatch, opened.controls, now.mono),
+            executors={
+                key: ExecutorState(key, Figures(), paused.since_ms)
+                for key, paused in stored(opened.controls, PausedExecutor)
+            },
+            quieted=OrderedDict((worker, drained.quit) for worker, drained in stored(opened.controls, DrainedWorker)),
             shadows=Shadows(identity.epoch),
             level0=Level0(now.mono),
             level0_handlers=Level0Handlers(settings.bus.level0.handlers, opened.controls),
@@ -300,6 +306,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
         self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
+
+    def forget_quieted(self, worker: str) -> None:
+        """Forget that an operator drained this worker: its process has ended, or later ones are remembered instead."""
+        if self.quieted.pop(worker, None) is not None:
+            self.set_control(removal(worker, DrainedWorker))
 
     def audit(
         self,

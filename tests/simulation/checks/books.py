@@ -171,6 +171,8 @@ class Books:
         self.last_n: dict[str, int] = {}  # by worker: the number of its newest heartbeat or hello
         self.reached_ms: dict[str, float] = {}  # by worker: when its last current heartbeat reached the broker
         self.muted: set[str] = set()
+        self.controls: dict[tuple[str, str], str | None] = {}  # by kind and name: as their answers say
+        self.controls_asked: list[Any] = []  # commands that set them, without an answer yet
         self.died_ms: dict[str, float] = {}
         self.dispatched_ms = -1.0
         self.provable: set[str] = set()

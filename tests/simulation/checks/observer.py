@@ -19,6 +19,7 @@ from . import (
     at_most_once,
     audit,
     commands,
+    controls,
     counts,
     deliveries,
     dependencies,
@@ -304,6 +305,11 @@ class Checks:
     def answered(self, command: Any, answer: Any) -> None:
         self.world.counts["answer", f"{type(command).__name__}: {getattr(answer, 'code', type(answer).__name__)}"] += 1
         submissions.check_answer(self.books, command, answer)
+        controls.answered(self.books, command, answer)
+
+    def asked(self, command: Any) -> None:
+        """The broker begins to handle a command."""
+        controls.asked(self.books, command)
 
     def acknowledged(self, submission: "Submission", answer: TasksSubmitted) -> None:
         submissions.check_acknowledged(self.books, submission, answer)
@@ -416,6 +422,7 @@ class Checks:
         reports.note_received(self.books, frame)
 
     def broker_started(self) -> None:
+        controls.check_start(self.books)
         recovery.watch_restart(self.books)
 
     def broker_died(self) -> None:

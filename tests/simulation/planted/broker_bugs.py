@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from stepwire_broker.core import machine, timer_kinds
 from stepwire_broker.core.answers.answers import TasksSubmitted
-from stepwire_broker.core.commit import decision, outbox
+from stepwire_broker.core.commit import decision, operator_controls, outbox
 from stepwire_broker.core.dispatch import placement
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.intake import commands, storing, submission
@@ -393,6 +393,16 @@ def _listed_for_ever(plant: Plant) -> None:
     plant.function(outbox._write, write)
 
 
+def _controls_forgotten(plant: Plant) -> None:
+    """The broker does not read the controls of operators at a start."""
+    plant.function(operator_controls.stored, lambda original, controls, kind: [])
+
+
+def _release_not_stored(plant: Plant) -> None:
+    """An executor that was resumed is paused again by a restart."""
+    plant.function(operator_controls.removal, lambda original, name, kind: original(f"{name}x", kind))
+
+
 BUGS: Final = (
     Bug("a late failure fails the current delivery", _no_fence),
     Bug("acks sent before their commit", _at_once(outbox.SendAck)),
@@ -438,4 +448,6 @@ BUGS: Final = (
     Bug("a planned stop returns ids that are used", _used_ids_returned),
     Bug("a submission takes ids of another lane", _ids_of_another_lane),
     Bug("a step stays in the table of attention", _listed_for_ever),
+    Bug("what an operator set ends with the broker's process", _controls_forgotten),
+    Bug("what an operator removed is set again by a restart", _release_not_stored),
 )

@@ -4,8 +4,8 @@ Only failures of the infrastructure count: a lost session, a refused or unanswer
 handler that reports an unavailable dependency. An error of the handler's own does not count, because the handler was
 reached.
 
-Steps that must wait stay `ready`, keep their position in the queue, and use no attempt. Breakers and budgets are not
-stored: after a restart every breaker is closed.
+Steps that must wait stay `ready`, keep their position in the queue, and use no attempt. A breaker that an operator
+forced is stored. Other breakers and budgets are not: they are closed and new after a restart.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +16,8 @@ from stepwire_protocol.messages import ErrorDetail
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import BreakerChanged
+from stepwire_broker.core.commit.operator_controls import ForcedBreaker, control, removal
+from stepwire_broker.core.model.commit_group import AuditPart
 from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.model.live import RETRY_COUNTED, RETRY_NAMED, Step
 from stepwire_broker.core.model.targets import Route
@@ -337,7 +339,7 @@ class BreakerSet(Answer, frozen=True):
 
 
 def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
-    """Force or release a breaker. The setting is not stored, except in `audit`, and ends with this broker process."""
+    """Force or release a breaker. A forced breaker is stored until it is released."""
     handler_class = event.handler_class
     if handler_class not in state.guards.by_handler and not _is_known(state, handler_class):
         message = f"no workflow and no worker here knows the handler {handler_class}"
@@ -362,7 +364,13 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
     _after_turn(state, guard, before, now)
     breaker = guard.breaker
     detail = {"state": event.state}
-    state.audit(event, "set_breaker", f"handler {handler_class}", now, reason=event.reason, detail=detail)
+    if event.state == "auto":
+        change = removal(handler_class, ForcedBreaker)
+    else:
+        change = control(handler_class, ForcedBreaker(event.state, guard.reason, now.wall))
+    state.set_control(change)
+    part: AuditPart = ("control", f"{change.kind} {change.name}")
+    state.audit(event, "set_breaker", f"handler {handler_class}", now, part=part, reason=event.reason, detail=detail)
     state.answer(event.request, BreakerSet(handler_class, breaker.state, breaker.is_forced))
 
 

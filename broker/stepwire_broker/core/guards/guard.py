@@ -3,11 +3,14 @@
 `allowance.py` uses them. A handler that does not fail has no guard, and costs nothing.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from stepwire_broker.core.commit.operator_controls import ForcedBreaker, stored
 from stepwire_broker.core.definitions.settings import DispatchSettings
+from stepwire_broker.core.definitions.stored_rows import StoredControl
 
 from .breaker import Breaker, BreakerPolicy
 from .retry_budget import RetryBudget
@@ -38,7 +41,10 @@ class Probe(NamedTuple):
 class Guards:
     """All guards of this broker."""
 
-    def __init__(self, broker: str, settings: DispatchSettings) -> None:
+    def __init__(
+        self, broker: str, settings: DispatchSettings, controls: Iterable[StoredControl] = (), mono: int = 0
+    ) -> None:
+        """Breakers are closed at a start, except those that an operator forced."""
         self.settings = settings
         self.bounds_retries = settings.retry_budget.percent < 100
         self.by_handler: dict[str, Guard] = {}
@@ -56,6 +62,19 @@ class Guards:
             window_outcomes=of.window_outcomes,
             window_percent=of.window_percent,
         )
+
+        for handler_class, forced in stored(controls, ForcedBreaker):
+            guard = self.add(handler_class, mono, forced.since_ms)
+            if guard is not None:
+                self._force(guard, forced)
+
+    def _force(self, guard: Guard, forced: ForcedBreaker) -> None:
+        guard.reason = forced.reason
+        if forced.state == "open":
+            guard.breaker.force_open()
+            self.barred[guard.handler_class] = guard
+        else:
+            guard.breaker.force_closed()
 
     def add(self, handler_class: str, mono: int, wall: int) -> Guard | None:
         """Create a guard. None when too many guards still hold recent failures or settings."""

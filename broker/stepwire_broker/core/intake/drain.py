@@ -1,9 +1,14 @@
-"""An operator drains a worker: it gets no further steps. Of the command, only its row of `audit` is stored."""
+"""An operator drains a worker: it gets no further steps, also after a restart of the broker.
+
+A level-0 handler is drained until its subscription ends: nothing names it in another connection.
+"""
 
 from collections.abc import Callable
 from typing import Final
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.commit.operator_controls import DrainedWorker, control
+from stepwire_broker.core.model.commit_group import AuditPart
 from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.state import QUIETED_REMEMBERED_MAX, BrokerState
 
@@ -39,8 +44,11 @@ def on_drain_worker(state: BrokerState, event: DrainWorker, now: Now) -> None:
     quits = event.quit or state.quieted.get(event.worker, False)
     state.quieted[event.worker] = quits
     if len(state.quieted) > QUIETED_REMEMBERED_MAX:
-        state.quieted.popitem(last=False)
-    state.audit(event, "drain_worker", f"worker {event.worker}", now, detail={"quit": quits})
+        state.forget_quieted(next(iter(state.quieted)))
+    change = control(event.worker, DrainedWorker(quits, now.wall))
+    state.set_control(change)
+    part: AuditPart = ("control", f"{change.kind} {change.name}")
+    state.audit(event, "drain_worker", f"worker {event.worker}", now, part=part, detail={"quit": quits})
     state.answer(event.request, Quieted(event.worker, quits))
 
 

@@ -1,6 +1,6 @@
 """Executors: pause and resume by an operator, and the figures of their runs.
 
-A pause is not stored, except in `audit`: it ends when the executor is resumed or the broker restarts.
+A pause is stored: it ends when an operator resumes the executor.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from typing import Final
 from stepwire_protocol.messages import Result
 
 from stepwire_broker.core.answers.answers import Answer
+from stepwire_broker.core.commit.operator_controls import PausedExecutor, control, removal
+from stepwire_broker.core.model.commit_group import AuditPart, ControlChanged
 from stepwire_broker.core.model.events import Command, CommandOfOperator, Now
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.targets import BUS
@@ -16,7 +18,7 @@ from stepwire_broker.core.state import BrokerState
 
 
 class PauseExecutor(CommandOfOperator, frozen=True):
-    """Send this executor no further steps until it is resumed or the broker restarts."""
+    """Send this executor no further steps until it is resumed."""
 
     executor: str
 
@@ -35,19 +37,27 @@ class ExecutorPaused(Answer, frozen=True):
 def on_pause(state: BrokerState, event: PauseExecutor, now: Now) -> None:
     """Pause an executor, which finishes the steps it has. If it is already paused, its first pause continues."""
     executor = state.executor(event.executor)
-    outcome = "done" if executor.paused_wall is None else "unchanged"
+    outcome, part = "unchanged", None
     if executor.paused_wall is None:
         executor.paused_wall = now.wall
-    state.audit(event, "pause_executor", f"executor {executor.key}", now, outcome=outcome)
+        outcome, part = "done", _set(state, control(executor.key, PausedExecutor(now.wall)))
+    state.audit(event, "pause_executor", f"executor {executor.key}", now, part=part, outcome=outcome)
     state.answer(event.request, ExecutorPaused(executor.key, executor.paused_wall))
 
 
 def on_resume(state: BrokerState, event: ResumeExecutor, now: Now) -> None:
     executor = state.executor(event.executor)
-    outcome = "unchanged" if executor.paused_wall is None else "done"
-    executor.paused_wall = None
-    state.audit(event, "resume_executor", f"executor {executor.key}", now, outcome=outcome)
+    outcome, part = "unchanged", None
+    if executor.paused_wall is not None:
+        executor.paused_wall = None
+        outcome, part = "done", _set(state, removal(executor.key, PausedExecutor))
+    state.audit(event, "resume_executor", f"executor {executor.key}", now, part=part, outcome=outcome)
     state.answer(event.request, ExecutorPaused(executor.key, None))
+
+
+def _set(state: BrokerState, change: ControlChanged) -> AuditPart:
+    state.set_control(change)
+    return ("control", f"{change.kind} {change.name}")
 
 
 def count_run(state: BrokerState, session: WorkerSession | None, step: Step, result: Result, now: Now) -> None:

@@ -59,6 +59,7 @@ def on_process_died(state: BrokerState, event: ProcessDied, now: Now) -> None:
     session = state.sessions.get(event.worker)
     if session is not None:
         state.decision.worker_news.append(WorkerDied(event.worker, session.pid))
+    state.forget_quieted(event.worker)
     _bury_worker(state, event.worker, now)
 
 
@@ -74,6 +75,7 @@ def on_detached(state: BrokerState, event: Detached, now: Now) -> None:
     attached = state.attached.pop(event.worker, None)
     if attached is not None and all(other.principal != attached.principal for other in state.attached.values()):
         state.token_rights.pop(attached.principal, None)
+    state.forget_quieted(event.worker)
     _bury_worker(state, event.worker, now, blames=not state.draining)
 
 
