@@ -24,6 +24,7 @@ export class Handler {
     this.version = options.version ?? null
     this.versionJson = JSON.stringify(this.version)
     this.read = readerOf(name, options.input)
+    this.blockedMs = Infinity // for how long its last call kept the event loop: the runner notes it
   }
 
   get name() {

@@ -27,7 +27,6 @@ export class Runner {
     this.isServing = false
     this.isScheduled = false
     this.isFlushScheduled = false
-    this.blockedMs = new Map() // by handler: for how long its last call kept the event loop
   }
 
   /** Add calls, and start those that have a slot. */
@@ -55,7 +54,7 @@ export class Runner {
 
   /** Call the handler. Returns the time afterwards. */
   start(call, nowMs) {
-    if (this.outcomes.length > 0 && (this.blockedMs.get(call.handler) ?? Infinity) > SHORT_MS) this.flush()
+    if (this.outcomes.length > 0 && !(call.handler.blockedMs <= SHORT_MS)) this.flush()
     if (!call.begin(nowMs)) {
       this.end(call, GIVE_BACK, nowMs)
       return nowMs
@@ -64,7 +63,7 @@ export class Runner {
     const outcome = call.run()
     this.onCurrent(-1)
     const afterMs = this.clock()
-    this.blockedMs.set(call.handler, afterMs - nowMs)
+    call.handler.blockedMs = afterMs - nowMs
     if (outcome instanceof Promise) {
       outcome.then((settled) => {
         this.end(call, settled, this.clock())

@@ -1,6 +1,7 @@
 /** Every delivery that this process holds: the list `holding` of heartbeats. */
 
 import { ASKING, DONE, QUEUED, RUNNING } from './deliveries.js'
+import { RenewedMap } from './renewed_map.js'
 import { Tombstones } from './tombstones.js'
 
 /** The held deliveries by item, from their receipt until their result is acknowledged. */
@@ -10,7 +11,7 @@ export class HeldDeliveries {
     this.pace = pace
     this.tombstones = new Tombstones()
     this.slots = slots
-    this.held = new Map()
+    this.held = new RenewedMap()
     this.orphans = new Map() // still run, for a database that was replaced
   }
 

@@ -8,6 +8,7 @@ import { PROTOCOL_LEVEL_1 } from '../protocol/limits.js'
 import { NEVER } from '../actions.js'
 import { DONE, HeldBatch, HeldDelivery, distinct, keyOf } from './deliveries.js'
 import { parts } from './outgoing.js'
+import { RenewedMap } from './renewed_map.js'
 
 const MAJOR = PROTOCOL_LEVEL_1.split('.')[0]
 
@@ -22,7 +23,7 @@ export class Intake {
     this.credit = credit
     this.outbox = outbox
     this.out = out
-    this.unaccepted = new Map() // by broker, session and batch: when to accept it
+    this.unaccepted = new RenewedMap() // by broker, session and batch: when to accept it
   }
 
   /** `size`: the bytes of the message. */

@@ -4,13 +4,14 @@ import * as codec from '../protocol/codec.js'
 import * as limits from '../protocol/limits.js'
 import * as topics from '../protocol/topics.js'
 import { NEVER } from '../actions.js'
+import { RenewedMap } from './renewed_map.js'
 
 /** The unacknowledged results messages by `rid`. */
 export class ResultsOutbox {
   constructor(out) {
     this.bytes = 0
     this.resendAtMs = NEVER
-    this.messages = new Map()
+    this.messages = new RenewedMap()
     this.out = out
   }
 

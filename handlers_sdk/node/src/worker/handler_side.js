@@ -6,6 +6,7 @@ import { Clock } from '../identity.js'
 import { mayNeedOpening } from '../protocol/sealed_payloads.js'
 import { HandlerCall } from '../runners/calls.js'
 import { Runner } from '../runners/runner.js'
+import { ByIndex } from './by_index.js'
 import { BEAT_BYTES, LoopBeat } from './loop_watch.js'
 
 const RUN_FIELDS = 6 // see hand_over.js
@@ -21,7 +22,7 @@ export class HandlerSide {
     this.edge = edge
     this.memory = new RunMemory()
     this.beat = new LoopBeat(beat)
-    this.calls = new Map() // by place in shared memory
+    this.calls = new ByIndex()
     this.reports = new Map() // progress to be passed on: the latest of each run
     this.clock = () => clock.nowMs()
     this.runner = new Runner({
@@ -101,7 +102,7 @@ export class HandlerSide {
         runner: this.context,
         edge: edges[runs[i + 4]],
       })
-      this.calls.set(call.index, call)
+      this.calls.add(call)
       calls.push(call)
     }
     return calls
@@ -109,7 +110,7 @@ export class HandlerSide {
 
   postOutcomes(outcomes) {
     for (let i = 0; i < outcomes.length; i += 2) {
-      this.calls.delete(outcomes[i])
+      this.calls.take(outcomes[i])
       if (this.reports.size > 0) this.reports.delete(outcomes[i])
     }
     this.thread.postMessage({ outcomes })

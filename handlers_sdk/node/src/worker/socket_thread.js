@@ -14,6 +14,7 @@ import * as codec from '../protocol/codec.js'
 import * as runLog from '../runners/run_log.js'
 import { Config } from '../session/config.js'
 import { Session } from '../session/session.js'
+import { ByIndex } from './by_index.js'
 import { WorkerEvents } from './events.js'
 import { Outgoing } from './hand_over.js'
 import { LoopWatch } from './loop_watch.js'
@@ -43,7 +44,7 @@ class SocketThread {
     this.search = new BrokerSearch(this.events)
     this.loopWatch = loopWatch
     loopWatch.ping = () => this.toMain.ping()
-    this.runs = new RunsOut()
+    this.runs = new ByIndex() // handed over, until their outcome
     this.expelAtMs = this.leaveAtMs = NEVER
     this.isDraining = this.hasQuit = this.hasFailed = false
     this.receivedBytes = 0
@@ -109,7 +110,7 @@ class SocketThread {
   onProgress(reports, nowMs) {
     for (const [index, done, total, note] of reports) {
       const run = this.runs.get(index)
-      if (run !== undefined) this.session.progressed(run.item, done, total, note, nowMs)
+      if (run !== null) this.session.progressed(run.item, done, total, note, nowMs)
     }
   }
 
@@ -183,7 +184,7 @@ class SocketThread {
     const current = this.loopWatch.check(nowMs)
     if (current === null) return
     const run = this.runs.get(current)
-    if (run !== undefined) {
+    if (run !== null) {
       runLog.loopBlocked(this.logger, run.step, this.config.offers[run.offer].pattern, this.loopWatch.blockedS)
     }
   }
@@ -271,30 +272,6 @@ class SocketThread {
 function resultOf({ item: [stepId, delivery] }, outcome) {
   if (typeof outcome !== 'string') return { step_id: stepId, delivery, ...outcome }
   return { status: 'completed', error: null, metadata: null, text: outcome }
-}
-
-/** The runs that the main thread has, until their outcome, by their places in shared memory. */
-class RunsOut {
-  constructor() {
-    this.size = 0
-    this.byIndex = []
-  }
-
-  add(run) {
-    this.byIndex[run.index] = run
-    this.size += 1
-  }
-
-  get(index) {
-    return this.byIndex[index] ?? undefined
-  }
-
-  take(index) {
-    const run = this.byIndex[index]
-    this.byIndex[index] = null
-    this.size -= 1
-    return run
-  }
 }
 
 const loopWatch = new LoopWatch(workerData.beat)
