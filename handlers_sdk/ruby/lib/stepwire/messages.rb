@@ -60,12 +60,15 @@ module Stepwire
     # shortest ones.
     def json
       metadata = self.metadata
-      start = "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\"," \
-              "\"output\":#{output || 'null'},\"error\":#{error ? JSON.generate(error) : 'null'},\"metadata\":"
-      return "#{start}#{JSON.generate(metadata)}}" unless metadata.is_a?(Float)
-
-      took_us = (metadata * 1000).round
-      "#{start}{\"execution_time_ms\":#{took_us / 1000}.#{THOUSANDTHS[took_us % 1000]}}}"
+      error = self.error
+      if error.nil? && metadata.is_a?(Float) # of nearly every step: one text, and no others on the way
+        took_us = (metadata * 1000).round
+        return "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\"," \
+               "\"output\":#{output || 'null'},\"error\":null," \
+               "\"metadata\":{\"execution_time_ms\":#{took_us / 1000}.#{THOUSANDTHS[took_us % 1000]}}}"
+      end
+      "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\",\"output\":#{output || 'null'}," \
+        "\"error\":#{error ? JSON.generate(error) : 'null'},\"metadata\":#{metadata_json(metadata)}}"
     end
 
     def stderr?
@@ -82,6 +85,14 @@ module Stepwire
       detail[:retry_after_ms] = retry_after_ms unless retry_after_ms.nil?
       detail[:backtrace] = backtrace unless backtrace.nil?
       detail
+    end
+
+    private
+
+    def metadata_json(metadata)
+      return JSON.generate(metadata) unless metadata.is_a?(Float)
+
+      JSON.generate({ execution_time_ms: (metadata * 1000).round / 1000.0 })
     end
   end
 end

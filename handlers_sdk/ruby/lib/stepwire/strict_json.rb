@@ -43,9 +43,10 @@ module Stepwire
       end
     end
 
-    # Parse without options first, which permits 100 levels: to read an option takes as long as a small message.
+    # Parse without options first, which permits 100 levels: to read an option takes as long as a small message, and
+    # `JSON.parse` makes two objects for none.
     def parse_to_depth(text)
-      JSON.parse(text)
+      JSON::Parser.new(text).parse
     rescue JSON::NestingError
       JSON.parse(text, max_nesting: PARSE_DEPTH_MAX)
     end

@@ -1,14 +1,28 @@
 # frozen_string_literal: true
 
 module Stepwire
+  # Unknown batches of a session of this broker up to this number are stale.
+  class Floor
+    attr_reader :peer, :number
+
+    def initialize(peer)
+      @peer = peer
+      @number = -1
+    end
+
+    def raise_to(number)
+      @number = number if number > @number
+    end
+  end
+
   # The worker's knowledge of one broker: the session, the lease, and the broker's share of the load.
   class BrokerPeer
-    attr_reader :id, :topic, :lease, :promises
+    attr_reader :id, :topic, :lease, :promises,
+                :floor # of the current session
     attr_accessor :next, # the k of the current or next session; increases when a session is dropped
                   :epoch, :session, :deployment,
                   :n_after, # only a welcome that echoes a later n counts
                   :lease_ms, :heartbeat_ms, :bytes_max,
-                  :floor, # unknown batches of this session up to this number are stale
                   :load, # deliveries of this broker that need a slot or have one
                   :answered_ms, # the time of the broker's last answer to a hello or heartbeat
                   :steps_ms, # the time of the broker's last steps
@@ -29,7 +43,7 @@ module Stepwire
       @lease_ms = Limits::LEASE_MS
       @heartbeat_ms = Limits::HEARTBEAT_MS
       @bytes_max = Limits::MESSAGE_BYTES_MAX
-      @floor = -1
+      @floor = @past_floor = Floor.new(self)
       @load = 0
       @answered_ms = now_ms
       @steps_ms = -NEVER
@@ -39,6 +53,16 @@ module Stepwire
       @is_held_back = false
       @is_quiet = false
       @start = nil
+    end
+
+    # Begin a session: its batches have numbers of their own.
+    def begin_floor
+      @floor = Floor.new(self)
+    end
+
+    # The floor for batches of this session. Those of an earlier session, or of another broker, raise none that counts.
+    def floor_of(session)
+      session == @session ? @floor : @past_floor
     end
 
     # The beginning of the results messages to this broker, written once for a session.

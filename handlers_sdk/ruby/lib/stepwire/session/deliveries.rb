@@ -12,13 +12,17 @@ module Stepwire
   class HeldBatch
     NUMBER_CHARS_MAX = 16
 
-    attr_reader :id, :number, :session
-    attr_accessor :open, # accepted steps that have not ended
+    attr_reader :id, :number,
+                :sender, # the broker that sent it, in this session
+                :session
+    attr_accessor :accept_at_ms,
+                  :open, # accepted steps that have not ended
                   :unsent # steps without a sent result
 
-    def initialize(id, session, size)
+    def initialize(id, sender, size)
       @id = id
-      @session = session
+      @sender = sender
+      @session = sender.session
       @number = HeldBatch.number_of(id)
       @open = 0
       @unsent = size

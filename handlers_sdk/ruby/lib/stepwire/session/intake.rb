@@ -17,24 +17,25 @@ module Stepwire
       @credit = credit
       @outbox = outbox
       @out = out
-      @unaccepted = {} # `name_of` a batch → [time of its accept, broker, batch]
+      @unaccepted = {} # `name_of` a batch → the batch
     end
 
     # `size`: the bytes of the message.
     def on_steps(peer, message, size, now_ms)
       peer.promises.use(message.steps.size)
-      if message.protocol_version.partition(".")[0] != MAJOR
+      if message.protocol_version != Codec::V && message.protocol_version.partition(".")[0] != MAJOR
         items = message.steps.map { |step| [step.step_id, step.delivery] }
-        refuse_unread(peer, message.session, message.batch_id, items, "bad_message", now_ms)
+        refuse_unread(peer, message.batch_id, items, "bad_message", now_ms)
         return
       end
-      batch = HeldBatch.new(message.batch_id, peer.session, message.steps.size)
+      batch = HeldBatch.new(message.batch_id, peer, message.steps.size)
       @credit.note_size(size.to_f / [1, message.steps.size].max)
       number = batch.number
       accepted = []
       refused = {}
       is_repeated = false
       tombstones = @holdings.tombstones
+      floor = peer.floor
       places = @credit.places
       peer.steps_ms = now_ms
       message.steps.each do |step|
@@ -43,7 +44,7 @@ module Stepwire
           is_repeated = true if answer_again(peer, held, refused, now_ms)
           next
         end
-        if tombstones.include?(key) || (number >= 0 && number <= peer.floor)
+        if tombstones.include?(key) || (number >= 0 && number <= floor.number)
           code = "stale"
         elsif (offer = @offers.find(step.handler_class)).nil?
           code = "unknown_handler"
@@ -62,7 +63,8 @@ module Stepwire
       @holdings.queue(accepted, peer, batch, now_ms) unless accepted.empty?
       if is_repeated || !accepted.empty?
         at_ms = is_repeated ? now_ms : now_ms + @accept_delay_ms
-        @unaccepted[name_of(peer, message.session, message.batch_id)] = [at_ms, peer, batch]
+        batch.accept_at_ms = at_ms
+        @unaccepted[name_of(peer, message.session, message.batch_id)] = batch
         @accept_at_ms = at_ms if at_ms < @accept_at_ms
       end
       refused.each { |refusal, refused_items| refuse(peer, message.batch_id, refused_items, refusal, now_ms) }
@@ -75,12 +77,14 @@ module Stepwire
 
     def accept_due(now_ms)
       at_ms = NEVER
-      @unaccepted.to_a.each do |name, (due_ms, peer, batch)|
+      @unaccepted.to_a.each do |name, batch|
+        due_ms = batch.accept_at_ms
         if due_ms > now_ms
           at_ms = due_ms if due_ms < at_ms
           next
         end
         @unaccepted.delete(name)
+        peer = batch.sender
         session = peer.session
         next unless session == batch.session
 
@@ -125,14 +129,14 @@ module Stepwire
       peer = @brokers.get(broker)
       return unless type == "steps" && peer && peer.session == session && !batch_id.empty? && !items.empty?
 
-      refuse_unread(peer, session, batch_id, items, code, now_ms)
+      refuse_unread(peer, batch_id, items, code, now_ms)
     end
 
     private
 
     # Two brokers may have sessions, and batches, of the same name. As a key, one text is twice as fast as a list.
     def name_of(peer, session, batch_id)
-      "#{peer.id} #{session} #{batch_id}"
+      "#{peer.id} #{session} #{batch_id}".freeze # a Hash would copy it otherwise
     end
 
     # Answer a delivery that is held already. True: its batch is accepted again.
@@ -148,8 +152,8 @@ module Stepwire
       end
     end
 
-    def refuse_unread(peer, session, batch_id, items, code, now_ms)
-      @holdings.bury_unread(peer, HeldBatch.new(batch_id, session, items.size), items, now_ms)
+    def refuse_unread(peer, batch_id, items, code, now_ms)
+      @holdings.bury_unread(peer, HeldBatch.new(batch_id, peer, items.size), items, now_ms)
       refuse(peer, batch_id, items, code, now_ms)
     end
   end

@@ -99,7 +99,7 @@ module Stepwire
     def open_session(peer, session, now_ms)
       peer.session = session
       peer.opened_ms = now_ms
-      peer.floor = -1
+      peer.begin_floor
       peer.is_quiet = false
       @announcements.request_heartbeat(now_ms) # carries the credit
       @outbox.hasten_all(peer, now_ms)

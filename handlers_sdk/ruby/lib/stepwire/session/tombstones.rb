@@ -11,7 +11,7 @@ module Stepwire
     TOMBSTONES_MAX = 20_000
 
     def initialize
-      @received = {} # key of the item → [time, peer, batch]
+      @received = {} # key of the item → [time, floor, number of the batch]
       @disowned = {} # key of the item → [time, peer]
       @latest = @forgotten = nil
     end
@@ -21,7 +21,8 @@ module Stepwire
     end
 
     def add(key, peer, batch, now_ms)
-      @latest = [now_ms, peer, batch] unless same?(@latest, now_ms, peer, batch)
+      floor = peer.floor_of(batch.session)
+      @latest = [now_ms, floor, batch.number] unless same?(@latest, now_ms, floor, batch.number)
       @received[key] = @latest
       forget_oldest if @received.size > TOMBSTONES_MAX
     end
@@ -40,7 +41,7 @@ module Stepwire
 
     # Forget the tombstones of a broker whose database was replaced, because its ids now belong to other steps.
     def forget_broker(peer)
-      @received.delete_if { |_, entry| entry[1].equal?(peer) }
+      @received.delete_if { |_, entry| entry[1].peer.equal?(peer) }
       @disowned.delete_if { |_, entry| entry[1].equal?(peer) }
     end
 
@@ -49,15 +50,15 @@ module Stepwire
       return if entry.equal?(@forgotten)
 
       @forgotten = entry
-      _, peer, batch = entry
-      peer.floor = batch.number if batch.session == peer.session && batch.number > peer.floor
+      entry[1].raise_to(entry[2])
     end
 
     private
 
-    # Deliveries that end together share an entry: the garbage collector visits the entries again and again.
-    def same?(entry, now_ms, peer, batch)
-      entry && entry[0] == now_ms && entry[1].equal?(peer) && entry[2].equal?(batch)
+    # Deliveries that end together share an entry, which is one small object: the garbage collector visits the entries
+    # again and again.
+    def same?(entry, now_ms, floor, number)
+      entry && entry[0] == now_ms && entry[1].equal?(floor) && entry[2] == number
     end
   end
 end

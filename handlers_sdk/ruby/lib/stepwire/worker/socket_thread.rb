@@ -15,6 +15,7 @@ module Stepwire
 
     def initialize(config, handlers, curve, edge)
       @worker_id = config.worker
+      @inbox = Topics.to_worker(config.worker)
       @config = config
       @handlers = handlers
       @curve = curve
@@ -131,10 +132,15 @@ module Stepwire
         break if frame.nil?
 
         left_bytes -= frame.bytesize
-        begin
-          topic, body = Codec.split(frame)
-        rescue InvalidMessage
-          next
+        if frame.start_with?(@inbox) # nearly always
+          topic = @inbox
+          body = frame[@inbox.bytesize, frame.bytesize]
+        else
+          begin
+            topic, body = Codec.split(frame)
+          rescue InvalidMessage
+            next
+          end
         end
         @session.receive(topic, body.force_encoding(Encoding::UTF_8), now)
       end
