@@ -334,7 +334,7 @@ REVOKED = {"revoked": (f"revoked={LONG_AGO}",), "removed": ()}
 def test_unread_frames_of_a_withdrawn_key_never_count_also_if_it_is_allowed_again(
     keys: Keys, settings: BusSettings, context: Context, withdrawn: str
 ) -> None:
-    """Unread frames wait inside libzmq while the broker is busy. Frames of the principal's other key count all the time."""
+    """Unread frames wait inside libzmq while the broker is busy. Frames of the other key count all the time."""
     second = new_pair()
     both = (f"public={keys.shop.public}", f"public={second.public}")
     senders: dict[bytes, str] = {}
