@@ -119,7 +119,8 @@ def test_a_replaced_admission_counts_for_the_next_request(context: zmq.Context[A
     try:
         assert ask(context, request(CURVE_DOMAIN, b"CURVE", KEY))[2] == b"300"
         authenticator.replace(ADMISSION)
-        assert ask(context, request(CURVE_DOMAIN, b"CURVE", KEY))[2:5] == [b"200", b"", b"shop"]
+        user_id = f"shop#{proof_of_key(KEY)}#0".encode()
+        assert ask(context, request(CURVE_DOMAIN, b"CURVE", KEY))[2:5] == [b"200", b"", user_id]
     finally:
         authenticator.close()
 

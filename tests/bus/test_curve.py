@@ -327,6 +327,58 @@ def test_the_open_connections_of_a_revoked_principal_end_and_others_stay(
     run(story())
 
 
+REVOKED = {"revoked": (f"revoked={LONG_AGO}",), "removed": ()}
+
+
+@pytest.mark.parametrize("withdrawn", ["revoked", "removed"])
+def test_unread_frames_of_a_withdrawn_key_never_count_also_if_it_is_allowed_again(
+    keys: Keys, settings: BusSettings, context: Context, withdrawn: str
+) -> None:
+    """Unread frames wait inside libzmq while the broker is busy. Frames of the other key count all the time."""
+    second = new_pair()
+    both = (f"public={keys.shop.public}", f"public={second.public}")
+    senders: dict[bytes, str] = {}
+
+    def publisher(bench: Bench, pair: KeyPair) -> zmq.Socket[bytes]:
+        socket = bench._socket(zmq.PUB)
+        socket.curve_serverkey = keys.server.public.encode()
+        socket.curve_publickey, socket.curve_secretkey = (key.encode() for key in pair)
+        socket.connect(bench.wire.bound[1].results)
+        return socket
+
+    async def until_heard(socket: zmq.Socket[bytes], body: bytes) -> None:
+        def has_arrived() -> bool:
+            socket.send(topics.WORKERS + body)
+            return senders.get(body) == "shop"
+
+        await until(has_arrived)
+
+    async def story() -> None:
+        def on_message(topic: bytes, body: bytes, principal: str) -> None:
+            senders[body] = principal
+
+        keys.put("shop", *both)
+        async with serving(settings, context, on_message=on_message) as bench:
+            first, other = publisher(bench, keys.shop), publisher(bench, second)
+            await until_heard(first, b"at first")
+            await until_heard(other, b"of the other")
+            bench.wire._results.stop()
+            first.send(topics.WORKERS + b"unread")
+            await until(lambda: bench.wire._sockets.sub.poll(0) != 0)
+            keys.put("shop", *(both if withdrawn == "revoked" else both[1:]), *REVOKED[withdrawn])
+            await bench.wire.reload_clients()
+            keys.put("shop", *both)
+            await bench.wire.reload_clients()
+            bench.wire._results.start()
+            await until(lambda: b"unread" in senders)
+            assert senders[b"unread"].startswith("shop#"), "a name that has no grant"
+            assert senders[b"unread"] not in {grant.principal for grant in bench.wire._gate.grants}
+            await until_heard(first, b"on a new connection")
+            await until_heard(other, b"of the other again")
+
+    run(story())
+
+
 def test_a_finished_rotation_ends_connections_with_the_old_key(
     keys: Keys, settings: BusSettings, context: Context
 ) -> None:

@@ -239,7 +239,7 @@ def test_a_result_that_was_not_in_the_refused_group_is_applied_when_it_comes_aga
     world.check()
 
 
-def test_a_refused_group_fails_only_the_steps_whose_results_it_holds() -> None:
+def test_a_refused_group_fails_only_the_steps_that_ended_in_it() -> None:
     world = World(auto=False, answers_reads=False)
     world.apply(steps({"name": "a"}, {"name": "b"}))
     world.settle()

@@ -266,7 +266,7 @@ def test_a_broker_that_starts_during_a_rotation_lists_both_keys_in_its_welcome()
 
 
 def test_a_welcome_lists_the_old_key_first_while_the_announced_key_is_not_served_yet() -> None:
-    """Its connection ends in a moment. With two keys it tries the second one within its lease."""
+    """The worker is disconnected in a moment. With two keys it tries the second one within its lease."""
     world = World()
     world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD))
     world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", NEXT, replaced=OLD))

@@ -34,6 +34,7 @@ Place = Literal["main", "next"]  # the endpoint of a listener: bus.steps and bus
 ROTATIONS_MAX: Final = 3
 CHECK_MS: Final = CHECK_S * 1_000
 WATCH_MS: Final = 250.0
+RECENT_MS: Final = 3_000.0  # the operator has replaced the brokers' key, and not yet all files of workers
 MENDED_MS: Final = 15_000.0  # after the last fault: an operator restarts the workers that are still without connection
 
 _MAIN: Final = ("tcp://b1:7411", "tcp://b1:7412")
@@ -142,10 +143,20 @@ class ServerKeys:
         elif following is not None and first < 0.5:
             # Some operators are too early: the main endpoints do not serve the next key yet.
             file = WorkerFile(following.public, "next" if second < 0.7 else "main")
-        elif file.key in self.withdrawn_ms and first < 0.8:
+        elif file.key in self.withdrawn_ms and first < (0.4 if self._is_recent(file.key) else 0.8):
             file = WorkerFile(current, file.place)
         self._of_workers[worker.name] = file
         return file
+
+    def _is_recent(self, key: str) -> bool:
+        return self.world.now - self.withdrawn_ms[key] < RECENT_MS
+
+    def restart_one(self) -> None:
+        """Restart a worker while the brokers replace their key."""
+        worker, luck = self.chance.choice(self.world.workers[: self.world.on_bus]), self.chance.random()
+        is_possible = self.world.focus is None and worker.is_alive
+        if luck < 0.5 and is_possible and self.world.faults.strikes("server_key_rotated", f"{worker.id} restarts"):
+            worker.kill()
 
     def links_of(self, worker: "WorkerNode", file: WorkerFile | None) -> tuple[ConfiguredLink, ...]:
         """The configured endpoints. Half of the workers connect through a proxy, whose address no broker lists."""
@@ -209,6 +220,8 @@ class Listeners:
 
     def _announce(self, before: BrokerKeys, after: BrokerKeys) -> None:
         self._broker.post("event", self.endpoints())
+        if before.current != after.current:
+            self._keys.restart_one()
         self._broker.may_die_rotating("announced")
 
     # -- as the sockets -----------------------------------------------------------------------------------------------

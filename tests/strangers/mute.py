@@ -2,8 +2,9 @@
 
 A peer on plain ZeroMQ sockets holds a step when its key is revoked. It keeps its sockets, and after the broker's reset
 it sends everything that a worker can send, as fast as possible: its result, heartbeats, hellos, other sessions. The
-frames that arrive before the broker ends the connection have no effect either. As soon as the key is allowed, the same
-frames count, so they are right. Exit code 1: a frame had an effect, or the peer has received one.
+frames that arrive before the broker ends the connection have no effect either, also if the key is allowed meanwhile.
+On a new connection of the allowed key the same frames count, so they are right. Exit code 1: a frame had an effect, or
+the peer has received one.
 """
 
 import argparse

@@ -8,6 +8,8 @@ from msgspec import Struct
 
 from stepwire_broker.last_uses import DIGITS
 
+from .identity import user_id_of
+
 
 class ZapVerdict(NamedTuple):
     """The answer to one request. Without a reason the connection is admitted as this principal."""
@@ -26,6 +28,17 @@ class Admission(Struct, frozen=True):
     refused_keys: Mapping[bytes, ZapVerdict] = {}  # known keys without access: expired or revoked
     refused_uids: Mapping[int, ZapVerdict] = {}  # the same for users of this host
     blocked: frozenset[str] = frozenset()  # principals that are refused for a while
+    withdrawals: Mapping[str, int] = {}  # by proof: how often it has lost its access
+
+    def user_id(self, principal: str, proof: str) -> str:
+        """The User-Id of a connection that is admitted now."""
+        return user_id_of(principal, proof, self.withdrawals.get(proof, 0))
+
+    @property
+    def principals(self) -> dict[str, str]:
+        """The principals of the connections that may be open, by User-Id."""
+        by_key = {self.user_id(name, proof_of_key(key)): name for key, name in self.keys.items()}
+        return by_key | {self.user_id(name, proof_of_user(uid)): name for uid, name in self.uids.items()}
 
 
 def proof_of_key(key: bytes) -> str:

@@ -143,11 +143,12 @@ class Authenticator:
         return received
 
     def _answer(self, route: list[bytes], request: list[bytes]) -> None:
+        admission = self._admission
         try:
-            verdict = decide(self._admission, request)
+            verdict = decide(admission, request)
         except Exception:  # an error must refuse this connection, and must not end the thread
             verdict = ZapVerdict(reason="bad_handshake")
-        user_id = b"" if verdict.reason else verdict.principal.encode()
+        user_id = b"" if verdict.reason else admission.user_id(verdict.principal, verdict.proof).encode()
         if verdict.reason:
             self._note(verdict, request)
         request_id = request[1] if len(request) > 1 else b""

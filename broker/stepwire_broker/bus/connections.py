@@ -25,7 +25,7 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of, proof_of
+from .identity import descriptor_of, owner_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .local_handshakes import LocalHandshakes
 from .newcomers import Newcomers
@@ -231,12 +231,12 @@ class Connections:
         self._local.disconnected(connection)
         if reason not in BLAMELESS:
             self.floods.blamed_s = time.monotonic()
-        self.disconnections.add(reason, connection.principal or "", time.monotonic())
+        self.disconnections.add(reason, owner_of(connection.principal or ""), time.monotonic())
 
     def disconnect_principal(self, principal: str, reason: str) -> int:
         """End every connection that has sent a frame as this principal. Return their number."""
         self.read_events()
-        own = [one for one in self._open.values() if one.principal == principal and not one.is_ended]
+        own = [one for one in self._open.values() if owner_of(one.principal or "") == principal and not one.is_ended]
         for connection in own:
             self.disconnect(connection, reason)
         return len(own)

@@ -22,6 +22,7 @@ from . import self_check
 from .admission import Admission
 from .authenticator import Authenticator, AuthenticatorTaken, RefusedConnection
 from .endpoints import Endpoint, EndpointRefused
+from .identity import proof_in
 from .keys import server_key
 from .keys.client_file import ClientFile
 from .keys.clients import Clients, DirectoryReading, admission
@@ -44,6 +45,7 @@ class PrincipalsChanged(NamedTuple):
     grants: tuple[Grant, ...]
     disconnected: frozenset[str]
     declared_dead: frozenset[str]
+    principals: Mapping[str, str]  # by User-Id
 
 
 class PrincipalGate:
@@ -63,12 +65,14 @@ class PrincipalGate:
         self._now_ms = 0
         self._faults: frozenset[str] = frozenset()
         self._logged: dict[tuple[str, str, str], float] = {}  # by reason, address and key
+        self._withdrawals: dict[str, int] = {}  # by proof: how often it has lost its access
         self._task: asyncio.Task[None] | None = None
         self._is_reading = asyncio.Lock()
         self._authenticator: Authenticator | None = None
         self._probe: bytes | None = None  # the key with which the broker checks its own door
         self._uses = LastUses(uses_file(Path(curve.clients_dir)) if curve.clients_dir else None)
         self._take(self._clients.read())
+        self.principals: Mapping[str, str] = self._admission().principals  # by User-Id: of connections that may be open
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> Mapping[str, int]:
         """Start the authenticator. Returns its counters of refused connections, by reason.
@@ -157,10 +161,13 @@ class PrincipalGate:
             before = {client.name: client for client in self._admitted()}
             self._take(reading)
             after = {client.name: client for client in self._admitted()}
+            if before != after:
+                self._withdraw_lost()
             self._apply()
             if before != after:
                 lost = frozenset(name for name, client in before.items() if _has_lost(client, after.get(name)))
-                on_changed(PrincipalsChanged(self.grants, lost, self._declared_dead(before.keys() - after.keys())))
+                dead = self._declared_dead(before.keys() - after.keys())
+                on_changed(PrincipalsChanged(self.grants, lost, dead, self.principals))
         self._log_refusals()
 
     async def _check_regularly(
@@ -204,6 +211,13 @@ class PrincipalGate:
     def _admitted(self) -> list[ClientFile]:
         return [client for client in self._reading.clients if client.refusal(self._now_ms) is None]
 
+    def _withdraw_lost(self) -> None:
+        """Give each key and user that has lost its access another User-Id, for the time when it has access again."""
+        for user_id in self.principals.keys() - self._admission().principals.keys():
+            proof = proof_in(user_id)
+            self._withdrawals[proof] = self._withdrawals.get(proof, 0) + 1
+        self.principals = self._admission().principals
+
     def _declared_dead(self, names: set[str]) -> frozenset[str]:
         return frozenset(client.name for client in self._reading.clients if client.name in names and client.is_dead)
 
@@ -213,6 +227,7 @@ class PrincipalGate:
 
     def _admission(self) -> Admission:
         admitted = admission(self._reading.clients, self._now_ms, anonymous=self._anonymous, blocked=self._blocked)
+        admitted = msgspec.structs.replace(admitted, withdrawals=dict(self._withdrawals))
         if self._probe is None:
             return admitted
         return msgspec.structs.replace(admitted, keys={**admitted.keys, self._probe: OWNER})

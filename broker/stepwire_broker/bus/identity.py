@@ -3,8 +3,12 @@
 The authenticator names the principal of each connection that it admits, and libzmq attaches this User-Id to every frame
 of the connection. A peer may write metadata itself, but never in place of what the authenticator has set. Frames of
 this process have no metadata.
+
+The User-Id also names the key or the user that proved the identity, and how often that proof has lost its access. So
+frames of a connection from before a revocation never count again, also if the key is allowed meanwhile.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import zmq
@@ -20,12 +24,31 @@ class Identities:
 
     def __init__(self, *, has_inner: bool) -> None:
         self.has_inner = has_inner
+        self.principals: Mapping[str, str] = {}  # by User-Id, of the connections that may be open
 
     def of(self, frame: zmq.Frame) -> str:
+        """The frame's principal. A connection whose proof has lost its access has a name without rights."""
         try:
-            return str(frame.get(USER_ID))
+            user_id = str(frame.get(USER_ID))
         except zmq.ZMQError:
             return PROCESS if self.has_inner and descriptor_of(frame) is None else NO_PRINCIPAL
+        return self.principals.get(user_id, user_id)
+
+
+def user_id_of(principal: str, proof: str, withdrawals: int) -> str:
+    """`withdrawals`: how often this proof has lost its access. Without a proof, the principal is its own User-Id."""
+    return f"{principal}#{proof}#{withdrawals}" if proof else principal
+
+
+def proof_in(user_id: str) -> str:
+    """The proof that a User-Id names."""
+    return user_id.split("#")[1]
+
+
+def owner_of(name: str) -> str:
+    """The principal that a connection belongs to, or belonged to before its proof lost its access. `name`: from
+    `Identities.of`."""
+    return name.partition("#")[0]
 
 
 def proof_of(frame: zmq.Frame) -> str:

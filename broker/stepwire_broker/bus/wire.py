@@ -123,6 +123,7 @@ class Wire:
         try:
             if server is not None:
                 await self._check_door()
+            self._senders.principals = self._subscribers.principals = self._gate.principals
             self._listener.on_grants_changed(self._gate.grants, frozenset())
             await self._bind(keys)
         except BaseException:
@@ -200,6 +201,7 @@ class Wire:
 
     def _on_grants_changed(self, changed: PrincipalsChanged) -> None:
         """Apply new grants. The core resets the sessions of revoked principals, then their connections end."""
+        self._senders.principals = self._subscribers.principals = changed.principals
         self._listener.on_grants_changed(changed.grants, changed.declared_dead)
         self.grants_changed()
         if changed.disconnected:
