@@ -42,8 +42,7 @@ from .model import events
 from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
 from .model.events import Command, Event, Now
 from .model.principal import PROCESS
-from .model.states import STEP_FINAL
-from .progress.discard import discard
+from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
@@ -93,7 +92,8 @@ class Machine:
         self.state = state
         for workflow, active in workflows:
             add_workflow(state, workflow, active)
-        submission.reserve_numbers(state, 0)
+        for lane in state.outbox.lanes:
+            submission.reserve_numbers(state, lane, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
         state.timers.set(state.safe_at_mono, RecoverySafe())
@@ -206,7 +206,7 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
     for applied in event.workflows:
         on_applied(state, applied, now)
     if event.ids is not None:
-        submission.on_numbers(state, event.ids, now)
+        submission.on_numbers(state, event.lane, event.ids, now)
     eviction.settle(state, wrote, lane.dirty)
     if state.large or state.large_contexts:
         large_payloads.drop_large_payloads(state)
@@ -220,12 +220,13 @@ def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
     """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal.
 
-    A step that a command ended is no culprit: the command is refused, and a step that was held stays held.
+    A step that a command ended is no culprit: the command is refused, and a step that was held stays held. A step that
+    ended after the group was closed is none either: its rows were not in the group. Its worker repeats the result.
     """
     task = state.tasks.get(task_id)
     if task is None:
         return
-    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL and not s.ended_by_command)
+    culprits = steps_to_blame(task)
     discard(state, task, now)
     state.unloaded += 1
     request = state.next_read()
@@ -319,7 +320,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     task = state.tasks.get(event.task_id)
-    code = _stall_of(state, task)
+    code = _stall_of(state, event.task_id)
     if code is not None:
         _refuse_stalled(state, event.request, task, code)
     elif task is None:
@@ -332,7 +333,7 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
 def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
     step = state.steps.get(event.step_id)
     task = None if step is None else step.task
-    code = _stall_of(state, task)
+    code = _stall_of(state, event.step_id)
     if code is not None:
         _refuse_stalled(state, event.request, task, code)
     elif step is None or task is None:
@@ -344,9 +345,10 @@ def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> No
         residency.leave_if_final(state, task)
 
 
-def _stall_of(state: BrokerState, task: Task | None) -> StallCode | None:
-    """Return why no command on this task can be stored now. A task that is not in memory may be in any lane."""
-    return state.outbox.stalled if task is None else state.outbox.lanes[task.lane].stalled
+def _stall_of(state: BrokerState, number: int) -> StallCode | None:
+    """Return why no command on the task or the step with this id can be stored now."""
+    lane = state.lane_of(number)
+    return state.outbox.stalled if lane is None else state.outbox.lanes[lane].stalled
 
 
 def _refuse_stalled(state: BrokerState, request: int, task: Task | None, code: StallCode) -> None:
@@ -424,12 +426,17 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    is_change = bool(state.peers)
-    broker = state.identity.broker
+    broker, before = state.identity.broker, state.peers
     state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
     if event.next is not None:
         state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    if is_change:
+    state.peers_in_welcome = state.peers
+    if event.replaced is not None:
+        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
+        # the second one in time; with the new key alone it would not know that its own is the wrong one.
+        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
+        state.peers_in_welcome = [old, *state.peers]
+    if before and before != state.peers:
         state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
         hello.tell_peers(state, now)
 

@@ -6,7 +6,7 @@ import msgspec
 from stepwire.actions import Log
 from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.commit_group import AuditNew
+from stepwire_broker.core.model.commit_group import AuditNew, HistoryRow
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
@@ -30,6 +30,7 @@ from . import (
     reports,
     results,
     retries,
+    server_keys,
     submissions,
     worker_duties,
 )
@@ -48,6 +49,7 @@ _refuse: Final = msgspec.json.Decoder(wire.Refuse).decode
 _heartbeat: Final = msgspec.json.Decoder(wire.Heartbeat).decode
 _steps_level0: Final = msgspec.json.Decoder(wire.StepsLevel0).decode
 _go: Final = msgspec.json.Decoder(wire.Go).decode
+_greeting: Final = msgspec.json.Decoder(wire.Welcome | wire.HeartbeatAck).decode
 _cancel: Final = msgspec.json.Decoder(wire.Cancel).decode
 _adopted: Final = msgspec.json.Decoder(wire.Adopted).decode
 
@@ -103,6 +105,8 @@ class Checks:
                 books.open_tasks.add(new.id)
             for step in rows.steps_new:
                 books.steps[step.id] = StepBook()
+            for new in rows.tasks_new:
+                submissions.check_ids(books, new, self.world.tables.steps_of[new.id])
             dispatched: list[Dispatched] = []
             for task_id, fact in [(row.task_id, fact) for row in rows.history for fact in json(row.facts)]:
                 self._read_fact(task_id, fact, dispatched)
@@ -123,6 +127,7 @@ class Checks:
                 if output.output is not None:
                     results.check_output(books, output.id, output.output)
                     reports.check_stderr_kept(books, output.id, books.steps[output.id].completed_delivery)
+            history.check_attention(books, rows)
             erasure.check_committed(books, {row.task_id for row in rows.history})
 
     def _read_fact(self, task_id: int, fact: list[Any], dispatched: list[Dispatched]) -> None:
@@ -183,6 +188,7 @@ class Checks:
                 retries.check_timeout(books, step_id, book, fact)
                 retries.check_retries(books, step_id, book, fact)
             case "failed":
+                results.check_blamed(books, step_id, fact)
                 at_most_once.check_unstorable(books, step_id, book, fact, before)
                 at_most_once.check_stopped(books, step_id, book, fact, before)
                 level0.check_failure(books, step_id, book, fact)
@@ -242,6 +248,9 @@ class Checks:
                 task.state = fact[2]
                 dependencies.check_ended(self.books, task_id)
         self.world.counts["task", f"{kind}: {before} → {task.state}"] += 1
+
+    def rows_refused(self, rows: HistoryRow) -> None:
+        results.note_refused(self.books, rows)
 
     def tasks_loaded(self, page: events.LoadedTasks) -> None:
         retries.forget_readied(self.books, page)
@@ -379,9 +388,15 @@ class Checks:
         elif body.startswith(b'{"type":"steps"'):
             worker_duties.expect_answer(self.books, worker, _steps(body))
 
+    def worker_handled(self, worker: WorkerNode, body: bytes) -> None:
+        """The session has handled this message."""
+        if self.world.server_keys.is_on and body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
+            server_keys.note_listed(worker, _greeting(body))
+
     def worker_logged(self, worker: str, action: Log) -> None:
         self.world.counts["log", action.event] += 1
         if action.event == "session_dropped":
+            server_keys.check_dropped(self.books, worker)
             self.books.dropped_ms[worker] = self.world.now
             self.books.numbers["sessions dropped"] += 1
         elif action.event == "message_refused":
