@@ -64,8 +64,14 @@ case $check in
     . tests/languages.sh
     . tests/postgresql.sh
     lint
-    types
-    layers
+    # mypy uses one processor. Meanwhile the other one checks the layers, and compiles the tests for all test processes,
+    # which would each compile all of them.
+    failed=
+    types &
+    layers || failed=layers
+    pytest --collect-only --quiet >/dev/null 2>&1 || true  # the tests report what is wrong
+    wait "$!" || failed=types
+    [ -z "$failed" ]
     tests
     ;;
   *) "$check" ;;

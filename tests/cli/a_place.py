@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.system.harness import eventually
 
+from . import forked
+
 STEPWIRE = [sys.executable, "-m", "stepwire"]
 
 
@@ -50,6 +52,8 @@ class Place(NamedTuple):
 
     def stepwire(self, *words: str, stdin: str = "", **environ: str) -> Ended:
         """Run one command to its end."""
+        if forked.can_fork(words, environ):
+            return Ended(*forked.run(words, self.directory, {**self.environ, **environ}, stdin))
         done = subprocess.run(
             [*STEPWIRE, *words],
             cwd=self.directory,

@@ -9,9 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parent / "typed_project"
 RIGHT, WRONG = PROJECT / "right.py", PROJECT / "wrong.py"
 BOUND_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for both runs, so that the second has the cache of the first."""
+    return tmp_path_factory.mktemp("typed")
 
 
 def mypy(file: Path, directory: Path) -> list[str]:
@@ -29,13 +37,13 @@ def marked() -> dict[int, set[str]]:
     return {number: set(match[1].split(", ")) for number, line in lines if (match := re.search(r"  # (.+)$", line))}
 
 
-def test_a_project_with_the_documented_api_passes_mypy_in_strict_mode(tmp_path: Path) -> None:
-    assert mypy(RIGHT, tmp_path) == []
+def test_a_project_with_the_documented_api_passes_mypy_in_strict_mode(directory: Path) -> None:
+    assert mypy(RIGHT, directory) == []
 
 
-def test_mypy_finds_each_mistake_of_a_project(tmp_path: Path) -> None:
+def test_mypy_finds_each_mistake_of_a_project(directory: Path) -> None:
     found: dict[int, set[str]] = {}
-    for line in mypy(WRONG, tmp_path):
+    for line in mypy(WRONG, directory):
         if match := re.match(r"wrong\.py:(\d+): error: .*\[([\w-]+)\]$", line):
             found.setdefault(int(match[1]), set()).add(match[2])
     assert found == marked()

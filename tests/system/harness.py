@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 from stepwire import Client
 
+from tests.cli import forked
+
 from .handlers import GATES, LEDGERS
 from .ledger import Ledger, now_ns, read
 
@@ -318,15 +320,8 @@ class Site:
     def stepwire(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command line as an operator would."""
         self._record_command(arguments)
-        return subprocess.run(
-            [sys.executable, "-m", "stepwire", *arguments, "--url", self.url],
-            cwd=self.directory,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=START_BOUND_S,
-            check=False,
-        )
+        words = [*arguments, "--url", self.url]
+        return subprocess.CompletedProcess(words, *forked.run(words, self.directory, self.environ, ""))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

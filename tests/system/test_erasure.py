@@ -133,7 +133,7 @@ def test_an_erasure_cut_off_by_kill_9_is_completed_when_the_command_is_repeated(
     assert command(site, "db", "backup", "before.db").returncode == 0
     running = subprocess.Popen(
         [sys.executable, "-m", "stepwire", *ERASE],
-        cwd=site.directory, env=site.environ | {"STEPWIRE_URL": site.url},
+        cwd=site.directory, env=site.environ | {"STEPWIRE_URL": site.url, "STEPWIRE_OUTAGE_S": "0"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     eventually(lambda: _lines(state / "erasures") > 10 or None, "a few erasures", BOUND_S)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwire import Client
 
 from tests.cli.a_place import place, stop
 
@@ -41,7 +40,7 @@ class Load:
     def __init__(self, deployment: Deployment, workflows: list[str]) -> None:
         self.tasks: list[int] = []
         self._stopped = threading.Event()
-        self._client = _client(deployment)
+        self._client = deployment.client()
         self._workflows = workflows
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -184,7 +183,8 @@ class _Ports:
 
 def _until_audited(deployment: Deployment, action: str) -> None:
     def rows() -> Any:
-        return json.loads(deployment.run("audit", "list", "--target", "server key", "-o", "json"))
+        with deployment.client() as client:
+            return client.audit(target="server key")["rows"]
 
     eventually(lambda: action in [row["action"] for row in rows()], f"the row {action}", 20)
 
@@ -204,14 +204,9 @@ def _kill_and_restart(deployment: Deployment) -> None:
     _start(deployment)
 
 
-def _client(deployment: Deployment) -> Client:
-    token_file = str(deployment.place.directory / deployment.facts["token_file"])
-    return Client(deployment.facts["http"], token_file=token_file)
-
-
 def _all_ran_once(deployment: Deployment, tasks: list[int]) -> None:
     assert tasks
-    with _client(deployment) as client:
+    with deployment.client() as client:
         for task in tasks:
             eventually(lambda task=task: client.task(task)["state"] == "completed", f"task {task}", 30)  # type: ignore[misc]
     runs = (deployment.place.directory / "runs").read_text().split()
