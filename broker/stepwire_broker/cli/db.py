@@ -50,7 +50,7 @@ def status(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "the running broker shows its tasks: stepwire overview")
     with refusals(), closing(backup.open_stored(path)) as connection:
         status = read(connection, path.absolute(), settings.retention, _now_ms())
     lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))
@@ -131,7 +131,7 @@ def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
     from stepwire_broker.store.sqlite.backup import backup as make
 
-    _, path = database_of(options)
+    _, path = database_of(options, "use PostgreSQL's own tools: pg_dump, or pg_basebackup")
     with refusals():
         is_recorded = _record_backup(options, path, file)
     with refusals(), _bars(options) as show:
@@ -177,7 +177,7 @@ def restore(options: Options, file: Path) -> None:
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.restore import restore as put_back
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "stop the brokers, and use PostgreSQL's own tools: pg_restore")
     process = holder(path)
     if process is not None:
         raise Failure(
@@ -256,7 +256,7 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
 
     from . import logs
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "the running broker removes old tasks by itself")
     with refusals():
         with closing(backup.open_stored(path)) as connection:
             count = expired(connection, settings.retention, _now_ms())
@@ -315,7 +315,7 @@ def upgrade(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
-    _, path = database_of(options)
+    _, path = database_of(options, "`stepwire serve` makes the tables of an empty schema")
     with refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
     text = f"{path} has schema {at}, the one that this program expects"
@@ -327,12 +327,17 @@ def upgrade(options: Options) -> None:
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def database_of(options: Options) -> "tuple[Settings, Path]":
+def database_of(options: Options, instead: str = "") -> "tuple[Settings, Path]":
+    """Return the settings and the file of the database. `instead`: what an operator of PostgreSQL does."""
     from stepwire_broker.store.errors import StoreRefused
     from stepwire_broker.store.sqlite.opening import path_of
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
 
     settings = load(options).settings
     try:
+        if scheme_of(settings.database.url) == POSTGRESQL:
+            text = "this command works on the file of a SQLite database, and database.url leads to PostgreSQL"
+            raise Failure(Exit.USAGE, text, instead)
         return settings, path_of(settings.database.url)
     except StoreRefused as error:
         raise Failure(Exit.USAGE, str(error)) from None

@@ -2,7 +2,6 @@
 them alike."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from stepwire_broker.core.model.commit_group import Key
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
 
-from tests.store.running import MemoryPlace, Running
+from tests.store.running import Place, Running
 from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission
-
-Place = Path | MemoryPlace
 
 RESIDENT = 16 * 1024
 STORED: dict[str, Any] = {"stored": True, "wake_ms": 0}

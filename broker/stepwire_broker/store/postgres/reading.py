@@ -1,0 +1,33 @@
+"""Reading rows from PostgreSQL, in the one transaction that a query of a reader is."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from .connecting import PostgresConnection
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+# Tasks that retention has partly removed are neither shown nor loaded. Each lane has a note of its own.
+PARTLY_REMOVED: Final = "pruning"
+NOT_PRUNED: Final = """
+tasks.id NOT IN (SELECT noted.id::bigint FROM meta, json_array_elements_text(meta.value::json) AS noted (id)
+ WHERE meta.name LIKE 'pruning %%')""".strip()
+
+
+class PostgresReading:
+    """A connection to read on, whose search_path is the schema. All statements of its transaction see one state."""
+
+    def __init__(self, connection: PostgresConnection) -> None:
+        self._connection = connection
+
+    def rows(self, row: type[Row], select: str, values: Mapping[str, Any] | None = None) -> list[Row]:
+        """Return the selected rows in their order."""
+        make: Any = row._make  # type: ignore[attr-defined]
+        return [make(values) for values in self.plain(select, values)]
+
+    def plain(self, select: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        return self._connection.execute(select.encode(), {} if values is None else values).fetchall()
+
+    def one(self, select: str, values: Mapping[str, Any] | None = None) -> tuple[Any, ...] | None:
+        """Return the first selected row."""
+        return self._connection.execute(select.encode(), {} if values is None else values).fetchone()
