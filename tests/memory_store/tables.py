@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.commit import scrubbing
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
 from stepwire_broker.core.model.commit_group import (
     HistoryRow,
@@ -58,6 +59,11 @@ class LoggedRow(NamedTuple):
     facts: bytes
 
 
+class BlockRow(NamedTuple):
+    lane: int
+    reserved: int
+
+
 class ControlRow(NamedTuple):
     value: str | None
     position: int
@@ -85,7 +91,16 @@ class Tables:
         self.epoch = 0  # of the last start, and of every lane
         self.lease_ms = 0
         self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
-        self.next_id = 1
+        self.blocks: dict[int, BlockRow] = {}  # by number, of ids
+
+    def reserve_ids(self, lane: int, count: int) -> tuple[int, int]:
+        number = max((n for n, block in self.blocks.items() if block.lane == lane), default=None)
+        if number is None or self.blocks[number].reserved + count > IDS_PER_BLOCK:
+            number = max(self.blocks, default=-1) + 1
+            self.blocks[number] = BlockRow(lane, 0)
+        self.blocks[number] = BlockRow(lane, self.blocks[number].reserved + count)
+        last = number * IDS_PER_BLOCK + self.blocks[number].reserved
+        return last - count + 1, last
 
     # -- writing: every change adds to `undo` how to take it back -----------------------------------------------------
 

@@ -136,7 +136,9 @@ class LaneWriter(Protocol):
         """Append these rows to the lane's chain: see audit_chain.py."""
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
-    def reserve_ids(self, count: int) -> tuple[int, int]: ...
+    def reserve_ids(self, count: int) -> tuple[int, int]:
+        """Reserve consecutive ids in one block of the lane. Returns the first and the last."""
+
     def return_ids(self, first: int, last: int) -> None:
         """Let the next reservation begin at `first`, unless ids after `last` were reserved meanwhile."""
 

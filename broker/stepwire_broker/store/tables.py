@@ -117,14 +117,18 @@ lanes = Table(
     sqlite_strict=True,
 )
 
-sequences = Table(
-    "sequences",
+# Blocks of 2^20 ids of tasks and steps. Block n has the ids from n * 2^20 + 1 to (n + 1) * 2^20.
+blocks = Table(
+    "blocks",
     metadata,
-    Column("name", Text, primary_key=True, nullable=False),
-    Column("next", Number, nullable=False),
-    CheckConstraint("next BETWEEN 1 AND 9007199254740992", name="next_fits_every_language"),
+    Column("number", Number, primary_key=True, nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("reserved", Integer, nullable=False),  # from the first on; no other id of the block is used
+    CheckConstraint("number BETWEEN 0 AND 8589934591", name="ids_fit_every_language"),
+    CheckConstraint("reserved BETWEEN 0 AND 1048576", name="reserved_fits"),
     sqlite_strict=True,
 )
+Index("blocks_of_lane", blocks.c.lane, blocks.c.number)
 
 workflows = Table(
     "workflows",

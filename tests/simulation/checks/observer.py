@@ -103,6 +103,8 @@ class Checks:
                 books.open_tasks.add(new.id)
             for step in rows.steps_new:
                 books.steps[step.id] = StepBook()
+            for new in rows.tasks_new:
+                submissions.check_ids(books, new, self.world.tables.steps_of[new.id])
             dispatched: list[Dispatched] = []
             for task_id, fact in [(row.task_id, fact) for row in rows.history for fact in json(row.facts)]:
                 self._read_fact(task_id, fact, dispatched)

@@ -369,10 +369,23 @@ def _used_ids_returned(plant: Plant) -> None:
     """A planned stop also returns the ids of its last tasks."""
 
     def return_numbers(original: Any, state: Any) -> None:
-        state.next_id = max(1, state.next_id - 8)
+        for ids in state.ids.values():
+            ids.next = max(1, ids.next - 8)
         original(state)
 
     plant.function(submission.return_numbers, return_numbers)
+
+
+def _ids_of_another_lane(plant: Plant) -> None:
+    """A submission takes its ids from a block of another lane."""
+
+    def store(original: Any, state: Any, event: Any, workflows: Any, number: int, now: Any) -> None:
+        own, lanes = state.ids, sorted(state.ids)
+        state.ids = own | {number: own[lanes[lanes.index(number) - 1]]}
+        original(state, event, workflows, number, now)
+        state.ids = own
+
+    plant.function(storing.store, store)
 
 
 BUGS: Final = (
@@ -418,4 +431,5 @@ BUGS: Final = (
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
     Bug("a planned stop returns ids that are used", _used_ids_returned),
+    Bug("a submission takes ids of another lane", _ids_of_another_lane),
 )

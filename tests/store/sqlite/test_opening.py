@@ -60,7 +60,7 @@ OLD_ROWS = """
 INSERT INTO meta VALUES ('deployment', printf('%032x', 0)), ('created_ms', '1');
 INSERT INTO brokers VALUES ('b1', 3, 0, 9000), ('b2', 4, 0, 70000);
 INSERT INTO lanes VALUES (1, 'b1', 0, 3, 5), (2, 'b2', 0, 4, 7);
-INSERT INTO sequences VALUES ('ids', 1000);
+INSERT INTO sequences VALUES ('ids', 1048576 + 1000);
 INSERT INTO workflows VALUES (1, 'default', 'order', '1', 'd', '{"name":"order"}', 1, 1);
 INSERT INTO tasks VALUES
  (10, printf('%032x', 1), 1, 0, 'default', NULL, 'running', NULL, 0,
@@ -87,6 +87,7 @@ def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Pa
     with Running(database, "b3") as run:
         assert revision(sqlite3.connect(database)) == HEAD
         assert (run.opened.epoch, run.opened.lanes, run.opened.lease_ms_before) == (5, {2: 7}, 0)
+        assert (run.opened.blocks, run.opened.ids) == ({0: 2, 1: 2}, {2: (1048576 + 1000, 1048576 + 10_999)})
         loaded = run.queries.load_page(9, {2: LeftBehind(2)}, ["a"], NOW, 0)
         assert [(t.id, t.lane, t.stored) for t in loaded.tasks] == [(10, 2, 0), (20, 2, 1), (30, 2, 1)]
         assert run.sql("SELECT rank_ms FROM tasks WHERE id = 10") == [(5000 - 2 * 2**40,)]

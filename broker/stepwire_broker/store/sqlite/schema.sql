@@ -36,15 +36,6 @@ CREATE TABLE brokers (
  STRICT
 
 ;
-CREATE TABLE sequences (
-	name TEXT NOT NULL, 
-	next INTEGER NOT NULL, 
-	PRIMARY KEY (name), 
-	CONSTRAINT next_fits_every_language CHECK (next BETWEEN 1 AND 9007199254740992)
-)
- STRICT
-
-;
 CREATE TABLE workflows (
 	id INTEGER NOT NULL, 
 	namespace TEXT NOT NULL, 
@@ -251,3 +242,15 @@ CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
 CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
 CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;
 CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;
+CREATE TABLE blocks (
+	number INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	reserved INTEGER NOT NULL, 
+	PRIMARY KEY (number), 
+	CONSTRAINT ids_fit_every_language CHECK (number BETWEEN 0 AND 8589934591), 
+	CONSTRAINT reserved_fits CHECK (reserved BETWEEN 0 AND 1048576)
+)
+ STRICT
+
+;
+CREATE INDEX blocks_of_lane ON blocks (lane, number);
