@@ -13,19 +13,20 @@ from stepwire_protocol import host
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.store.errors import InUse, StoreRefused
-from stepwire_broker.store.ports import ID_BLOCK
+from stepwire_broker.store.ports import IDS_AT_START
 
 from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
 from .ownership import Ownership, TakenLane
-from .pipeline import Pipeline
+from .pipeline import Pipeline, StatementCall
 from .pruning import PostgresPruning
 from .queries import PostgresQueries
 from .readers import PostgresReaders
 from .schema import check_tables, create_tables, has_tables, read_schema_name
 from .start_checks import ServerFacts, check_server
+from .statements import ColdStatements, reserved_ids
 from .writer import PostgresWriter
 
 TAKE_S: Final = 15.0  # for lanes whose former owner's last transaction is still open in the server
@@ -99,7 +100,8 @@ def open_database(
         ownership = Ownership(schema, broker_id, epoch)
         with closing(pipeline("start")) as of_start:
             lanes = _take(ownership, of_start, settings.lanes, dead)
-        opened = _read(connection, schema, epoch, lanes, lease_ms_before)
+            ids = _reserve_ids(of_start, schema, lanes)
+        opened = _read(connection, schema, epoch, lanes, ids, lease_ms_before)
     writers = {
         lane.lane: PostgresWriter(partial(pipeline, f"lane {lane.lane}"), schema, lane.lane, lane.epoch)
         for lane in lanes
@@ -156,7 +158,6 @@ def _begin_epoch(
             "ON CONFLICT (name) DO NOTHING",
             (f"{entropy:032x}", str(wall_ms)),
         )
-        connection.execute("INSERT INTO sequences (name, next) VALUES ('ids', 1) ON CONFLICT (name) DO NOTHING")
         process = host.process(os.getpid())
         (epoch,) = _one(
             connection,
@@ -193,21 +194,30 @@ def _take(ownership: Ownership, pipeline: Pipeline, count: int, dead: Any) -> li
         time.sleep(TAKE_PAUSE_S)
 
 
+def _reserve_ids(pipeline: Pipeline, schema: str, lanes: list[TakenLane]) -> dict[int, tuple[int, int]]:
+    reserve = ColdStatements(schema).reserve_ids
+    replies = pipeline.run([StatementCall(reserve, (IDS_AT_START, lane.lane)) for lane in lanes])
+    return {lane.lane: reserved_ids(reply.rows, IDS_AT_START) for lane, reply in zip(lanes, replies, strict=True)}
+
+
 def _read(
-    connection: PostgresConnection, schema: str, epoch: int, lanes: list[TakenLane], lease_ms_before: int
+    connection: PostgresConnection,
+    schema: str,
+    epoch: int,
+    lanes: list[TakenLane],
+    ids: dict[int, tuple[int, int]],
+    lease_ms_before: int,
 ) -> Opened:
     with connection.transaction():
         _use(connection, schema)
-        (after,) = _one(
-            connection, "UPDATE sequences SET next = next + %(n)s WHERE name = 'ids' RETURNING next", {"n": ID_BLOCK}
-        )
         (deployment,) = _one(connection, "SELECT value FROM meta WHERE name = 'deployment'", {})
         queries = PostgresQueries(connection)
         counts = queries.open_counts()
         return Opened(
             deployment=deployment,
             epoch=epoch,
-            ids=(after - ID_BLOCK, after - 1),
+            ids=ids,
+            blocks=dict(queries.plain("SELECT number, lane FROM blocks")),
             lanes={lane.lane: lane.end for lane in lanes},
             lease_ms_before=lease_ms_before,
             workflows=queries.workflows(),

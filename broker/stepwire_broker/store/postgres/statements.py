@@ -6,10 +6,12 @@ asserts their number itself, so that a missing task fails the group before its C
 statement asserts the rows to which new rows refer, where the writer does not know them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .pipeline import Statement
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
+
+from .pipeline import Row, Statement
 
 TASKS_NEW: Final = {
     "id": "bigint",
@@ -252,14 +254,27 @@ class ColdStatements:
             "VALUES ($1::int, $2::bigint, $3::text, 0, $4::text) "
             "ON CONFLICT (lane) DO UPDATE SET n = excluded.n, hash = excluded.hash",
         )
+        # The number of ids and the lane: from the lane's last block, or from a new one if they do not fit.
         self.reserve_ids = Statement(
             "reserve_ids",
-            f"UPDATE {schema}.sequences SET next = next + $1::bigint WHERE name = 'ids' RETURNING next",  # noqa: S608
+            f"WITH last AS (UPDATE {schema}.blocks SET reserved = reserved + $1::int "  # noqa: S608
+            f"WHERE number = (SELECT max(number) FROM {schema}.blocks WHERE lane = $2::int) "
+            f"AND reserved + $1::int <= {IDS_PER_BLOCK} RETURNING number, reserved), "
+            f"made AS (INSERT INTO {schema}.blocks (lane, reserved) SELECT $2::int, $1::int "
+            "WHERE NOT EXISTS (SELECT 1 FROM last) RETURNING number, reserved) "
+            "SELECT number, reserved FROM last UNION ALL SELECT number, reserved FROM made",
         )
         self.return_ids = Statement(
             "return_ids",
-            f"UPDATE {schema}.sequences SET next = $1::bigint WHERE name = 'ids' AND next = $2::bigint",  # noqa: S608
+            f"UPDATE {schema}.blocks SET reserved = $2::int WHERE number = $1::bigint AND reserved = $3::int",  # noqa: S608
         )
+
+
+def reserved_ids(rows: Sequence[Row], count: int) -> tuple[int, int]:
+    """Return the first and the last of the ids that `reserve_ids` reserved."""
+    ((number, reserved),) = rows
+    last = int(number or 0) * IDS_PER_BLOCK + int(reserved or 0)
+    return last - count + 1, last
 
 
 def _insert(schema: str, table: str, columns: Mapping[str, str]) -> Statement:

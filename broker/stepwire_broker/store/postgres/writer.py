@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
 from stepwire_broker.store.audit_chain import START, AuditHead, linked, storable
 from stepwire_broker.store.keys import KeyOwner, Name
@@ -20,7 +21,7 @@ from .fence import Fence, Position, raised
 from .group_rows import GroupRows
 from .pipeline import BEGIN, COMMIT, Pipeline, Row, Statement, StatementCall, StatementReply, Value
 from .row_lists import rows_of
-from .statements import AUDIT, PARKED, ColdStatements
+from .statements import AUDIT, PARKED, ColdStatements, reserved_ids
 from .trips import Trips
 from .troubles import trouble_of
 
@@ -177,11 +178,12 @@ class PostgresWriter:
         return {_int(a): _int(b) for a, b in self._ask(self._cold.tasks_of_steps, _json(step_ids))}
 
     def reserve_ids(self, count: int) -> tuple[int, int]:
-        ((after,),) = self._ask(self._cold.reserve_ids, count)
-        return _int(after) - count, _int(after) - 1
+        return reserved_ids(self._ask(self._cold.reserve_ids, count, self._lane), count)
 
     def return_ids(self, first: int, last: int) -> None:
-        self.trips.later(self._cold.return_ids, first, last + 1)
+        number = block_of(first)
+        before = number * IDS_PER_BLOCK
+        self.trips.later(self._cold.return_ids, number, first - 1 - before, last - before)
 
     # -- trouble ------------------------------------------------------------------------------------------------------
 
