@@ -309,19 +309,73 @@ def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
 
 
 @db.command()
+@click.option("--sql", "as_sql", is_flag=True, help="PostgreSQL: print the statements, and connect to no server.")
+@click.option("--dry-run", is_flag=True, help="PostgreSQL: change nothing.")
 @click.pass_obj
-def upgrade(options: Options) -> None:
-    """Print the schema of the database. `stepwire serve` upgrades a SQLite database when it starts."""
+def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
+    """Print the schema of the database; on PostgreSQL, make the tables of an empty schema.
+
+    `stepwire serve` makes the tables too, and upgrades a SQLite database when it starts.
+    """
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
 
-    _, path = database_of(options, "`stepwire serve` makes the tables of an empty schema")
+    settings = load(options).settings
+    with refusals():
+        is_server = scheme_of(settings.database.url) == POSTGRESQL
+    if is_server:
+        _upgrade_server(options, settings, as_sql=as_sql, dry_run=dry_run)
+        return
+    if as_sql or dry_run:
+        raise Failure(Exit.USAGE, "--sql and --dry-run are for PostgreSQL, and database.url leads to SQLite")
+    _, path = database_of(options)
     with refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
     text = f"{path} has schema {at}, the one that this program expects"
     if at != HEAD:
         text = f"{path} has schema {at}; `stepwire serve` upgrades it to {HEAD} when it starts: make a backup first"
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
+
+
+def _upgrade_server(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool) -> None:
+    from stepwire_broker.store.postgres import administration
+    from stepwire_broker.store.postgres.schema import creation, read_schema_name
+
+    with refusals():
+        if as_sql:
+            schema = read_schema_name(settings.database.schema)
+            click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
+            return
+        done = administration.upgrade(settings.database, changes=not dry_run)
+    if done.made:
+        text = f"the tables were made in the schema {done.schema}, version {done.version}"
+    elif done.is_needed:
+        text = f"the schema {done.schema} has no tables: `stepwire db upgrade` makes version {done.version}"
+    else:
+        text = f"the schema {done.schema} has version {done.version}, the one that this program expects"
+    output.one(options, done, text)
+
+
+@db.command()
+@click.argument("count", metavar="N", type=click.IntRange(min=1))
+@click.pass_obj
+def lanes(options: Options, count: int) -> None:
+    """Let a PostgreSQL database have N lanes, which write in parallel. Lanes are added, and never removed.
+
+    A running broker does not notice: set `database.lanes` to N, and start it again.
+    """
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
+
+    settings = load(options).settings
+    with refusals():
+        if scheme_of(settings.database.url) != POSTGRESQL:
+            raise Failure(Exit.USAGE, "a SQLite database has one lane", "")
+        from stepwire_broker.store.postgres import administration
+
+        before = administration.make_lanes(settings.database, count)
+    text = f"{counted(count, 'lane')}, {count - before} of them new; set database.lanes: {count}"
+    output.one(options, {"lanes": count, "before": before}, text)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -244,6 +244,16 @@ def test_tasks_are_listed_by_filter_the_newest_first(place: Place, wanted: TaskF
         assert [t.id for t in run.queries.tasks(wanted)] == ids
 
 
+def test_a_filter_that_no_stored_text_can_match_finds_nothing(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        assert run.queries.tasks(TaskFilter(namespace="\0")) == []
+        assert run.queries.tasks(TaskFilter(key="a\0b", label=("\0", "x"))) == []
+        assert run.queries.steps(StepFilter(handler_class="\0")) == []
+        assert run.queries.workflow_rows("\0") == []
+
+
 def test_a_key_is_found_in_every_namespace_or_in_one(place: Place) -> None:
     elsewhere = submission(2, 20, namespace="shop", workflow_id=2)
     elsewhere.tasks[0] = elsewhere.tasks[0]._replace(key="k")

@@ -84,7 +84,7 @@ def open_database(
     """Check the server, make the tables of an empty schema, and take the lanes. Raises StoreRefused."""
     address = read_address(settings.url)
     schema = read_schema_name(settings.schema)
-    with _refusals(address):
+    with refusals_of(address):
         facts = _facts(address, schema, settings)
     is_prepared = not facts.is_pooled if settings.prepare is None else settings.prepare
     application = f"stepwire {broker_id}"
@@ -92,7 +92,7 @@ def open_database(
     def pipeline(name: str) -> Pipeline:
         return Pipeline(connect(address, f"{application} {name}"), is_prepared=is_prepared)
 
-    with _refusals(address), closing(connect_first(address, f"{application} start")) as connection:
+    with refusals_of(address), closing(connect_first(address, f"{application} start")) as connection:
         create_tables(connection, schema, settings.lanes)
         check_tables(connection, schema, settings.lanes)
         dead = wait_until_dead(connection, schema)
@@ -127,7 +127,7 @@ def check(settings: DatabaseSettings) -> str:
     """Check what a start checks, and change nothing. Returns a description. Raises StoreRefused."""
     address = read_address(settings.url)
     schema = read_schema_name(settings.schema)
-    with _refusals(address):
+    with refusals_of(address):
         facts = _facts(address, schema, settings)
         with closing(connect_first(address, "stepwire check")) as connection:
             if facts.schema_exists and has_tables(connection, schema):
@@ -237,7 +237,7 @@ def _one(connection: PostgresConnection, statement: str, values: dict[str, Any])
     return row
 
 
-class _refusals:
+class refusals_of:
     """Turn errors of the start into sentences for the operator."""
 
     def __init__(self, address: PostgresAddress) -> None:

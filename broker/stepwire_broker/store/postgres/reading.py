@@ -26,8 +26,20 @@ class PostgresReading:
         return [make(values) for values in self.plain(select, values)]
 
     def plain(self, select: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        return self._connection.execute(select.encode(), {} if values is None else values).fetchall()
+        return self._connection.execute(select.encode(), _sendable(values or {})).fetchall()
 
     def one(self, select: str, values: Mapping[str, Any] | None = None) -> tuple[Any, ...] | None:
         """Return the first selected row."""
-        return self._connection.execute(select.encode(), {} if values is None else values).fetchone()
+        return self._connection.execute(select.encode(), _sendable(values or {})).fetchone()
+
+
+NEVER_STORED: Final = "\U0010ffff"
+
+
+def _sendable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A text with U+0000 or half a character cannot be sent. It cannot be stored either, so it has to find nothing."""
+    return {name: _never_stored(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _never_stored(text: str) -> str:
+    return text.encode(errors="replace").decode().replace("\0", NEVER_STORED)

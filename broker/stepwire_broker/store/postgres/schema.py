@@ -4,14 +4,13 @@ import re
 from pathlib import Path
 from typing import Final
 
-from psycopg import sql
-
 from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import LANE
 
 from .connecting import PostgresConnection
 
 LANES: Final = 8
+LANES_MAX: Final = 64
 HEAD: Final = "0001"  # the tables' version, in `meta`
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
@@ -36,17 +35,42 @@ def create_tables(connection: PostgresConnection, schema: str, lanes: int = LANE
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('stepwire-schema ' || %s, 0))", (schema,))
         if has_tables(connection, schema):
             return
-        named = sql.Identifier(schema)
-        if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(named))
+        has_schema = connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() != (None,)
+        connection.execute(creation(schema, lanes, first, with_schema=not has_schema).encode())
+
+
+def creation(schema: str, lanes: int = LANES, first: int = LANE, *, with_schema: bool = True) -> str:
+    """Return the statements that make the tables. The caller runs them in one transaction."""
+    parts = [
+        f"CREATE SCHEMA {schema};" if with_schema else "",
+        f"SET LOCAL search_path TO {schema};",
+        TABLES.rstrip(),
+        f"INSERT INTO lanes (id) SELECT generate_series({first}, {first + lanes - 1});",
+        f"INSERT INTO meta (name, value) VALUES ('schema', '{HEAD}');",  # noqa: S608
+        _FIRST_COMMITS,
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+# The fence appends seq after seq - 1: the first group of a lane has 1.
+_FIRST_COMMITS: Final = (
+    "INSERT INTO commits (lane, seq, epoch) SELECT id, 0, 0 FROM lanes "
+    "WHERE NOT EXISTS (SELECT 1 FROM commits WHERE lane = lanes.id);"
+)
+
+
+def add_lanes(connection: PostgresConnection, schema: str, lanes: int) -> int:
+    """Add lanes up to this number. Returns the number before."""
+    with connection.transaction():
         connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
-        connection.execute(TABLES.encode())
+        connection.execute("LOCK TABLE lanes IN SHARE ROW EXCLUSIVE MODE")
+        row = connection.execute("SELECT count(*), max(id) FROM lanes").fetchone()
+        before, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
         connection.execute(
-            "INSERT INTO lanes (id) SELECT generate_series(%s::int, %s::int)", (first, first + lanes - 1)
+            "INSERT INTO lanes (id) SELECT generate_series(%s::int, %s::int)", (last + 1, last + lanes - before)
         )
-        connection.execute("INSERT INTO meta (name, value) VALUES ('schema', %s)", (HEAD,))
-        # The fence appends seq after seq - 1: the first group of a lane has 1.
-        connection.execute("INSERT INTO commits (lane, seq, epoch) SELECT id, 0, 0 FROM lanes")
+        connection.execute(_FIRST_COMMITS.encode())
+    return before
 
 
 def has_tables(connection: PostgresConnection, schema: str) -> bool:
