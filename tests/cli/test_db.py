@@ -132,6 +132,9 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
         (by_sql("UPDATE blocks SET lane = 7"), "task .* is in lane 1, to which the block of its id does not belong"),
         (by_sql("UPDATE blocks SET number = 7"), "step .* is not in a block of ids of the lane of its task"),
         (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 ends at"),
+        (by_sql("DELETE FROM attention WHERE kind = 'held'"), "step .* is held, and the table of attention does not"),
+        (by_sql("DELETE FROM attention WHERE kind = 'task_held'"), "task .* has the attention 'held', and the table"),
+        (by_sql("UPDATE steps SET state = 'waiting' WHERE state = 'held'"), "the table of attention has held for"),
         (by_sql("UPDATE workflows SET document = '{}'"), "workflow shop::.* cannot be read"),
         (by_sql("DELETE FROM meta WHERE name = 'deployment'"), "has no deployment identity"),
         (

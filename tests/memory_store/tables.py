@@ -15,6 +15,7 @@ from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
 from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
     HistoryRow,
     Parked,
     StepChanged,
@@ -81,6 +82,7 @@ class Tables:
         self.log: list[LoggedRow] = []
         self.parked: dict[int, Parked] = {}
         self.stderr: dict[int, StepStderr] = {}
+        self.attention: dict[int, AttentionChanged] = {}  # by the id of the step or of the task
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
@@ -110,8 +112,22 @@ class Tables:
         self._change_tasks(rows, undo)
         for row in rows.history:
             self._add_history(row, undo, lane)
+        for noticed in rows.attention:
+            self._notice(noticed, undo)
         for task_id, at_ms in rows.erasures:
             self._erase(task_id, at_ms, undo)
+
+    def _notice(self, row: AttentionChanged, undo: Undo) -> None:
+        before = self.attention.pop(row.id, None)
+        if row.kind is not None:
+            self.attention[row.id] = row
+
+        def take_back() -> None:
+            self.attention.pop(row.id, None)
+            if before is not None:
+                self.attention[row.id] = before
+
+        undo.append(take_back)
 
     def _erase(self, task_id: int, at_ms: int, undo: Undo) -> None:
         marker = erasing.marker(at_ms)

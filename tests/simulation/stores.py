@@ -81,6 +81,13 @@ class SqliteStore:
             ),
             ("history", _history(self.tables), _sqlite_history(self.connection)),
             (
+                "attention",
+                sorted(tuple(row) for row in self.tables.attention.values()),
+                self.connection.execute(
+                    "SELECT id, task_id, kind, at_ms, handler_class FROM attention ORDER BY id"
+                ).fetchall(),
+            ),
+            (
                 "blocks",
                 sorted((n, *block) for n, block in self.tables.blocks.items()),
                 self.connection.execute("SELECT number, lane, reserved FROM blocks ORDER BY number").fetchall(),

@@ -125,6 +125,7 @@ class Checks:
                 if output.output is not None:
                     results.check_output(books, output.id, output.output)
                     reports.check_stderr_kept(books, output.id, books.steps[output.id].completed_delivery)
+            history.check_attention(books, rows)
             erasure.check_committed(books, {row.task_id for row in rows.history})
 
     def _read_fact(self, task_id: int, fact: list[Any], dispatched: list[Dispatched]) -> None:

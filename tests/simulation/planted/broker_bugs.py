@@ -388,6 +388,16 @@ def _ids_of_another_lane(plant: Plant) -> None:
     plant.function(storing.store, store)
 
 
+def _listed_for_ever(plant: Plant) -> None:
+    """A step that no longer needs an operator stays in the table of attention."""
+
+    def write(original: Any, group: CommitGroup, task: Any) -> None:
+        original(group, task)
+        group.attention = [row for row in group.attention if row.kind is not None]
+
+    plant.function(outbox._write, write)
+
+
 BUGS: Final = (
     Bug("a late failure fails the current delivery", _no_fence),
     Bug("acks sent before their commit", _at_once(outbox.SendAck)),
@@ -432,4 +442,5 @@ BUGS: Final = (
     Bug("an unknown commit applied twice", _applied_twice),
     Bug("a planned stop returns ids that are used", _used_ids_returned),
     Bug("a submission takes ids of another lane", _ids_of_another_lane),
+    Bug("a step stays in the table of attention", _listed_for_ever),
 )

@@ -73,6 +73,9 @@ INSERT INTO tasks VALUES
   0, NULL, 2, 5000, 6000, NULL, 'b2', 0, NULL, NULL, '{}');
 INSERT INTO steps (id, task_id, position, name, handler_class, state)
  SELECT id + 1, id, 0, 's', 'h', 'waiting' FROM tasks;
+UPDATE steps SET state = 'held', dispatched_ms = 5500 WHERE id = 31;
+UPDATE tasks SET attention = 'held' WHERE id = 30;
+UPDATE steps SET state = 'failed', finished_ms = 6000 WHERE id = 41;
 INSERT INTO history VALUES (1, 5, 0, 10, 5000, '[]'), (2, 6, 0, 10, 6000, '[]');
 """
 
@@ -92,6 +95,12 @@ def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Pa
         assert [(t.id, t.lane, t.stored) for t in loaded.tasks] == [(10, 2, 0), (20, 2, 1), (30, 2, 1)]
         assert run.sql("SELECT rank_ms FROM tasks WHERE id = 10") == [(5000 - 2 * 2**40,)]
         assert [item.lane_id for item in run.queries.task_events(10)] == [1, 2]
+        noticed = run.sql("SELECT id, task_id, lane, kind, at_ms, handler_class FROM attention ORDER BY id")
+        assert noticed == [
+            (30, 30, 2, "task_held", 5500, None),
+            (31, 30, 2, "held", 5500, "h"),
+            (41, 40, 2, "failed", 6000, "h"),
+        ]
         assert run.sql("PRAGMA foreign_key_check") == []
         run.put(
             steps_dispatched=[dispatched(11)],

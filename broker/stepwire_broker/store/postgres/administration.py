@@ -1,4 +1,4 @@
-"""What an administrator does to the tables, with or without a running broker."""
+"""An administrator's changes to the tables, with or without a running broker."""
 
 from contextlib import closing
 

@@ -5,7 +5,14 @@ from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.model.commit_group import HistoryRow, StepChanged, StepNew, TaskChanged, TaskNew
+from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
+    HistoryRow,
+    StepChanged,
+    StepNew,
+    TaskChanged,
+    TaskNew,
+)
 from stepwire_broker.store.errors import TaskIsGone
 from stepwire_broker.store.lane import Rows
 
@@ -13,6 +20,7 @@ from . import erasing
 from .pipeline import Statement
 from .row_lists import rows_of
 from .statements import (
+    ATTENTION,
     HISTORY,
     STEPS_CHANGED,
     STEPS_COMPLETED,
@@ -85,6 +93,8 @@ class GroupRows:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
             self._write_history(rows.history)
+        if rows.attention:
+            self._notice(rows.attention)
         if rows.erasures:
             erasing.erase(self._trips, self._erasing, rows.erasures)
 
@@ -108,6 +118,14 @@ class GroupRows:
         if not self.partly_removed.isdisjoint(row.id for row in changed):
             raise TaskIsGone("a task was removed from the database before its change was written")
         self._rows(self._hot.tasks_changed, TASKS_CHANGED, changed, len(changed))
+
+    def _notice(self, changed: Sequence[AttentionChanged]) -> None:
+        ended = [row.id for row in changed if row.kind is None]
+        if ended:
+            self._trips.later(self._cold.end_attention, _json(ended))
+        if len(ended) < len(changed):
+            rows = [(*row, self._lane) for row in changed if row.kind is not None]
+            self._rows(self._cold.attention, ATTENTION, rows)
 
     def _write_history(self, history: Sequence[HistoryRow]) -> None:
         lane, seq, first = self._lane, self._seq, self._history_rows

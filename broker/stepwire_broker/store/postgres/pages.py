@@ -1,6 +1,5 @@
 """The queries of people and of the API in PostgreSQL's SQL: pages of tasks, steps, workflows and history."""
 
-import heapq
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,9 +8,11 @@ from stepwire_protocol import limits, patterns
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
+from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
+    ATTENTION_STATES,
     AuditFilter,
     EventRow,
     HistoryCursor,
@@ -28,8 +29,9 @@ from stepwire_broker.store.rows import (
 )
 
 from .handler_patterns import regular_expression
-from .loading import OPEN_TASK_IDS
 from .reading import NOT_PRUNED, PostgresReading
+
+TASK_STATES: Final = tuple(map(str, TaskState))
 
 
 class PostgresPages(PostgresReading):
@@ -46,8 +48,8 @@ class PostgresPages(PostgresReading):
             return None
         context, outputs_bytes = payload
         values = {"task_id": task_id, "limit": None, "outputs_max": outputs_bytes_max}
-        outputs = "output" if outputs_bytes <= outputs_bytes_max else _FIRST_OUTPUTS
-        steps = self._step_rows("steps.task_id = %(task_id)s", values, "steps.position", outputs)
+        outputs = "steps.output" if outputs_bytes <= outputs_bytes_max else _FIRST_OUTPUTS
+        steps = self._step_rows(_STEPS, "steps.task_id = %(task_id)s", values, "steps.position", outputs)
         return TaskRecord(tasks[0], context, steps)
 
     def erased_tasks(self) -> list[tuple[str, int]]:
@@ -71,41 +73,63 @@ class PostgresPages(PostgresReading):
             {
                 "tasks.namespace = %(namespace)s": wanted.namespace,
                 "tasks.created_ms >= %(since_ms)s": wanted.since_ms,
-                "tasks.id < %(before)s": wanted.before,
-                "tasks.id >= %(first_id)s": wanted.first_id,
-                "tasks.state = %(state)s": wanted.state,
-                f"{_OF_KEY} = %(key)s)": wanted.key,
             }
         )
-        if wanted.label is not None:
-            conditions.append("tasks.labels IS NOT NULL AND tasks.labels::json ->> %(label_name)s = %(label_value)s")
-            values["label_name"], values["label_value"] = wanted.label
+        _limit(conditions, values, wanted, "tasks.created_ms, tasks.id")
         if wanted.namespaces is not None:
             conditions.append("tasks.namespace = ANY (%(namespaces)s::text[])")
             values["namespaces"] = list(wanted.namespaces)
+        if wanted.label is not None:
+            conditions.append("tasks.labels IS NOT NULL AND tasks.labels::json ->> %(label_name)s = %(label_value)s")
+            values["label_name"], values["label_value"] = wanted.label
         values["limit"] = wanted.limit
         is_of_all = wanted.workflow is None and wanted.namespace is None and wanted.namespaces is None
-        if wanted.key is not None or is_of_all:
-            if wanted.workflow is not None:
-                conditions.append("workflows.name = %(workflow)s")
-                values["workflow"] = wanted.workflow
-            return self._task_rows(" AND ".join(conditions), values)
-        # One version at a time, newest first from its index: a joint query would have to sort all rows.
-        pages = [
-            self._task_rows(
-                " AND ".join([*conditions, "tasks.workflow_id = %(workflow_id)s"]),
-                values | {"workflow_id": workflow_id},
-            )
-            for workflow_id in self._workflow_ids(wanted.namespace, wanted.workflow, wanted.namespaces)
-        ]
-        return heapq.nlargest(wanted.limit, (row for page in pages for row in page), key=lambda row: row.id)
+        if wanted.key is None and wanted.label is None and (wanted.state is not None or not is_of_all):
+            return self._tasks_of_workflows(wanted, conditions, values)
+        if wanted.state is not None:
+            conditions.append("tasks.state = %(state)s")
+            values["state"] = wanted.state
+        if wanted.workflow is not None:
+            conditions.append("workflows.name = %(workflow)s")
+            values["workflow"] = wanted.workflow
+        if wanted.key is not None:
+            conditions.append(_OF_KEY)
+            values["key"] = wanted.key
+        return self._task_rows(" AND ".join(conditions), values)
 
-    def newest_task(self, before: int | None) -> ListPoint | None:
-        row = self.one(
-            "SELECT id, created_ms FROM tasks WHERE id < %(before)s ORDER BY id DESC LIMIT 1",
-            {"before": _below(before)},
+    def _tasks_of_workflows(self, wanted: TaskFilter, conditions: list[str], values: dict[str, Any]) -> list[TaskRow]:
+        """Read each version and each state from its index, which is ordered: a joint query would sort all rows."""
+        where = " AND ".join(["tasks.workflow_id = w", "tasks.state = s", *conditions, NOT_PRUNED])
+        rows = self.plain(
+            f"""
+            SELECT page.id FROM unnest(%(workflow_ids)s::bigint[]) AS w CROSS JOIN unnest(%(states)s::text[]) AS s
+            CROSS JOIN LATERAL (
+              SELECT created_ms, id FROM tasks WHERE {where}
+              ORDER BY tasks.created_ms DESC, tasks.id DESC LIMIT %(limit)s
+            ) AS page ORDER BY page.created_ms DESC, page.id DESC LIMIT %(limit)s
+            """,  # noqa: S608
+            values
+            | {
+                "workflow_ids": self._workflow_ids(wanted.namespace, wanted.workflow, wanted.namespaces),
+                "states": list(TASK_STATES) if wanted.state is None else [wanted.state],
+            },
         )
-        return None if row is None else ListPoint(*row)
+        ids = [task_id for (task_id,) in rows]
+        return self._task_rows("tasks.id = ANY (%(ids)s::bigint[])", {"ids": ids, "limit": None})
+
+    def list_end(self, wanted: TaskFilter | StepFilter, rows: int) -> ListPoint | None:
+        table, time, conditions, values = "tasks", "created_ms", ["TRUE"], dict[str, Any]()
+        if isinstance(wanted, StepFilter) and wanted.state in ATTENTION_STATES:
+            table, time, conditions, values = "attention", "at_ms", ["kind = %(kind)s"], {"kind": wanted.state}
+        _limit(conditions, values, wanted, f"{time}, id")
+        select = (
+            f"SELECT {time}, id FROM {table} WHERE {' AND '.join(conditions)} "  # noqa: S608
+            f"ORDER BY {time} DESC, id DESC LIMIT 1 OFFSET %(offset)s"
+        )
+        row = self.one(select, values | {"offset": rows - 1})
+        if row is not None:
+            return ListPoint(*row)
+        return None if self.one(select, values | {"offset": 0}) is None else ListPoint(0, 0)
 
     def _task_rows(self, condition: str, values: Mapping[str, Any]) -> list[TaskRow]:
         return self.rows(
@@ -115,7 +139,8 @@ class PostgresPages(PostgresReading):
              tasks.state, attention, cancelling::int, priority, labels, context_bytes, tasks.created_ms,
              tasks.finished_ms, tasks.deadline_ms
             FROM tasks JOIN workflows ON workflows.id = tasks.workflow_id
-            WHERE {condition or "TRUE"} AND {NOT_PRUNED} ORDER BY tasks.id DESC LIMIT %(limit)s
+            WHERE {condition or "TRUE"} AND {NOT_PRUNED}
+            ORDER BY tasks.created_ms DESC, tasks.id DESC LIMIT %(limit)s
             """,  # noqa: S608
             values,
         )
@@ -123,57 +148,61 @@ class PostgresPages(PostgresReading):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, step_id: int) -> StepRow | None:
-        steps = self._step_rows("steps.id = %(id)s", {"id": step_id, "limit": 1}, "steps.id", "steps.output")
+        values = {"id": step_id, "limit": 1}
+        steps = self._step_rows(_STEPS, "steps.id = %(id)s", values, "steps.id", "steps.output")
         return steps[0] if steps else None
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
-        conditions, values = _conditions(
-            {
-                "steps.id < %(before)s": wanted.before,
-                "steps.id >= %(first_id)s": wanted.first_id,
-                "steps.state = %(state)s": wanted.state,
-            }
-        )
+        values: dict[str, Any] = {"limit": wanted.limit}
+        conditions: list[str] = []
+        if wanted.state in ATTENTION_STATES:
+            source = "attention JOIN steps ON steps.id = attention.id JOIN tasks ON tasks.id = steps.task_id"
+            handler, time, order = "attention.handler_class", "at_ms", "attention.at_ms DESC, attention.id DESC"
+            conditions.append("attention.kind = %(state)s")
+            _limit(conditions, values, wanted, "attention.at_ms, attention.id")
+        else:
+            source = "tasks JOIN steps ON steps.task_id = tasks.id"
+            handler, time = "steps.handler_class", "tasks.created_ms"
+            order = "tasks.created_ms DESC, tasks.id DESC, steps.position DESC"
+            _limit(conditions, values, wanted, "tasks.created_ms, tasks.id")
+            if wanted.before is not None:  # a step's id is higher than its task's, and lower than any later task's
+                conditions.append("(tasks.created_ms, steps.id) < (%(before_ms)s, %(before_id)s)")
+            if wanted.state is not None:
+                conditions.append("steps.state = %(state)s")
+        values["state"] = wanted.state
         if wanted.handler_class is not None:
             is_pattern = patterns.is_pattern(wanted.handler_class)
-            conditions.append("handler_class ~ %(handler)s" if is_pattern else "handler_class = %(handler)s")
+            conditions.append(f"{handler} ~ %(handler)s" if is_pattern else f"{handler} = %(handler)s")
             values["handler"] = regular_expression(wanted.handler_class) if is_pattern else wanted.handler_class
         if wanted.namespaces is not None:
-            conditions.append(
-                "(SELECT namespace FROM tasks WHERE tasks.id = steps.task_id) = ANY (%(namespaces)s::text[])"
-            )
+            conditions.append("tasks.namespace = ANY (%(namespaces)s::text[])")
             values["namespaces"] = list(wanted.namespaces)
-        values["limit"] = wanted.limit
-        return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
-
-    def newest_step(self, before: int | None) -> ListPoint | None:
-        row = self.one(
-            "SELECT steps.id, created_ms FROM steps JOIN tasks ON tasks.id = task_id WHERE steps.id < %(before)s "
-            "ORDER BY steps.id DESC LIMIT 1",
-            {"before": _below(before)},
-        )
-        return None if row is None else ListPoint(*row)
+        return self._step_rows(source, " AND ".join(conditions), values, order, "NULL", time)
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         row = self.one("SELECT id, delivery, text FROM step_stderr WHERE id = %(id)s", {"id": step_id})
         return None if row is None else StepStderr(*row)
 
     def held_count(self) -> int:
-        """A held step belongs to an open task."""
-        rows = self.plain(
-            f"SELECT count(*) FROM steps WHERE state = 'held' AND task_id IN ({OPEN_TASK_IDS})"  # noqa: S608
-        )
+        rows = self.plain("SELECT count(*) FROM attention WHERE kind = 'held'")
         return int(rows[0][0])
 
-    def _step_rows(self, condition: str, values: Mapping[str, Any], order: str, output: str) -> list[StepRow]:
+    def _step_rows(
+        self,
+        source: str,
+        condition: str,
+        values: Mapping[str, Any],
+        order: str,
+        output: str,
+        time: str = "tasks.created_ms",
+    ) -> list[StepRow]:
         return self.rows(
             StepRow,
             f"""
-            SELECT id, task_id, position, name, handler_class, state, attempt, delivery, worker, granted::int,
-             lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error,
-             reason, key_number, {output}, output_bytes,
-             (SELECT workflow_id FROM tasks WHERE tasks.id = steps.task_id)
-            FROM steps WHERE {condition or "TRUE"} ORDER BY {order} LIMIT %(limit)s
+            SELECT steps.id, steps.task_id, position, name, steps.handler_class, steps.state, attempt, delivery, worker,
+             granted::int, lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, steps.finished_ms,
+             steps.deadline_ms, run_ms, error, reason, key_number, {output}, output_bytes, workflow_id, {time}
+            FROM {source} WHERE {condition or "TRUE"} ORDER BY {order} LIMIT %(limit)s
             """,  # noqa: S608
             values,
         )
@@ -292,20 +321,29 @@ class PostgresPages(PostgresReading):
 
 # The keys are found by namespace and key. A task belongs to a namespace of a workflow, and there are few of these.
 _OF_KEY: Final = (
-    "tasks.id IN (SELECT task_id FROM keys WHERE namespace IN (SELECT DISTINCT namespace FROM workflows) AND key"
+    "tasks.id IN (SELECT task_id FROM keys "
+    "WHERE namespace IN (SELECT DISTINCT namespace FROM workflows) AND key = %(key)s)"
 )
+
+_STEPS: Final = "steps JOIN tasks ON tasks.id = steps.task_id"
 
 _WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active::int"
 
 # Only sizes decide which outputs are included: an output that is left out is not read.
 _FIRST_OUTPUTS: Final = """
- CASE WHEN id IN (SELECT id FROM (
+ CASE WHEN steps.id IN (SELECT id FROM (
    SELECT id, sum(output_bytes) OVER (ORDER BY position) AS bytes_so_far FROM steps WHERE task_id = %(task_id)s
- ) AS sizes WHERE bytes_so_far <= %(outputs_max)s) THEN output END""".strip()
+ ) AS sizes WHERE bytes_so_far <= %(outputs_max)s) THEN steps.output END""".strip()
 
 
-def _below(before: int | None) -> int:
-    return limits.INTEGER_MAX if before is None else before
+def _limit(conditions: list[str], values: dict[str, Any], wanted: TaskFilter | StepFilter, columns: str) -> None:
+    """Add the conditions that limit the part of the list which is read."""
+    if wanted.before is not None:
+        conditions.append(f"({columns}) < (%(before_ms)s, %(before_id)s)")
+        values["before_ms"], values["before_id"] = wanted.before
+    if wanted.first is not None:
+        conditions.append(f"({columns}) >= (%(first_ms)s, %(first_id)s)")
+        values["first_ms"], values["first_id"] = wanted.first
 
 
 def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

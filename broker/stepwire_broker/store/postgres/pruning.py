@@ -67,6 +67,7 @@ class PostgresPruning:
 
     def remove_steps(self, step_ids: Collection[int]) -> int:
         self._remove("remove_stderr", _json(step_ids))
+        self._remove("remove_attention", _json(step_ids))
         return self._remove("remove_steps", _json(step_ids))
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:
@@ -76,6 +77,7 @@ class PostgresPruning:
         return self._remove("remove_keys", _json(task_ids))
 
     def remove_tasks(self, task_ids: Collection[int]) -> int:
+        self._remove("remove_attention", _json(task_ids))
         return self._remove("remove_tasks", _json(task_ids))
 
     # -- refused input ------------------------------------------------------------------------------------------------
@@ -152,6 +154,7 @@ _TEXTS: Final = {
         "AND state NOT IN (SELECT value FROM json_array_elements_text($2::json)) LIMIT 1"
     ),
     "remove_stderr": "DELETE FROM {s}.step_stderr WHERE id IN {ids}",
+    "remove_attention": "DELETE FROM {s}.attention WHERE id IN {ids}",
     "remove_steps": "DELETE FROM {s}.steps WHERE id IN {ids}",
     "remove_history": (
         "DELETE FROM {s}.history WHERE (lane_id, seq, position) IN (SELECT lane_id, seq, position FROM {s}.history "

@@ -57,7 +57,6 @@ CREATE INDEX tasks_due ON tasks (lane, wake_ms, rank_ms, id, wants)
 CREATE INDEX tasks_ended ON tasks (lane, state, finished_ms) WHERE finished_ms IS NOT NULL;
 CREATE INDEX tasks_listed ON tasks (created_ms DESC, id DESC);
 CREATE INDEX tasks_by_state ON tasks (workflow_id, state, created_ms, id);
-CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;
 
 -- No index of steps names `state` in its columns or its condition: such an index would forbid HOT updates of all steps.
 CREATE TABLE steps (
@@ -97,9 +96,13 @@ CREATE TABLE history (
   autovacuum_vacuum_cost_limit = 2000
 );
 CREATE INDEX history_of_task ON history (task_id);
+-- Steps and tasks that may need an operator. Few rows, written with the fact.
 CREATE TABLE attention (
-  id bigint PRIMARY KEY, task_id bigint NOT NULL, lane int NOT NULL, kind text NOT NULL, at_ms bigint NOT NULL,
-  handler_class text, fingerprint text
+  id bigint PRIMARY KEY, task_id bigint NOT NULL, lane int NOT NULL, kind text COLLATE "C" NOT NULL,
+  at_ms bigint NOT NULL, handler_class text,
+  CONSTRAINT kind_fits CHECK (CASE kind WHEN 'held' THEN id <> task_id WHEN 'failed' THEN id <> task_id
+    WHEN 'task_held' THEN id = task_id ELSE false END),
+  CONSTRAINT handler_is_of_a_step CHECK ((id = task_id) = (handler_class IS NULL))
 );
 CREATE INDEX attention_listed ON attention (kind, at_ms, id);
 CREATE TABLE parked (

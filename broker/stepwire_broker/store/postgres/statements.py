@@ -95,6 +95,14 @@ STEPS_CHANGED: Final = {
 }
 STEPS_OUTPUT: Final = {"id": "bigint", "output": "text", "output_bytes": "int"}
 STEPS_STDERR: Final = {"id": "bigint", "delivery": "int", "text": "text"}
+ATTENTION: Final = {
+    "id": "bigint",
+    "task_id": "bigint",
+    "kind": "text",
+    "at_ms": "bigint",
+    "handler_class": "text",
+    "lane": "int",
+}
 PARKED: Final = {
     "at_ms": "bigint",
     "task_id": "bigint",
@@ -245,6 +253,17 @@ class ColdStatements:
             "park",
             f"INSERT INTO {schema}.parked (at_ms, task_id, step_id, code, source, body) "  # noqa: S608
             f"SELECT at_ms, task_id, step_id, code, source, decode(body, 'hex') FROM {_rows(PARKED)}",
+        )
+        columns = ", ".join(ATTENTION)
+        self.attention = Statement(
+            "attention",
+            f"INSERT INTO {schema}.attention ({columns}) SELECT {columns} FROM {_rows(ATTENTION)} "  # noqa: S608
+            "ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at_ms = excluded.at_ms",
+        )
+        self.end_attention = Statement(
+            "end_attention",
+            f"DELETE FROM {schema}.attention "  # noqa: S608
+            "WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))",
         )
         self.audit_end = Statement("audit_end", f"SELECT n, hash FROM {schema}.audit_chains WHERE lane = $1::int")  # noqa: S608
         self.add_audit = _insert(schema, "audit", AUDIT)

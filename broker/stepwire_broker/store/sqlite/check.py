@@ -141,6 +141,24 @@ REFERENCES: Final = (
         "step {0} is not in a block of ids of the lane of its task {1}",
     ),
     (
+        "SELECT id, state FROM steps WHERE state IN ('held', 'failed') AND NOT EXISTS (SELECT 1 FROM attention "
+        "WHERE attention.id = steps.id AND kind = state AND attention.task_id = steps.task_id "
+        "AND attention.handler_class = steps.handler_class)",
+        "step {0} is {1}, and the table of attention does not have it",
+    ),
+    (
+        "SELECT id, attention FROM tasks WHERE attention IS NOT NULL AND NOT EXISTS "
+        "(SELECT 1 FROM attention AS noticed WHERE noticed.id = tasks.id "
+        "AND kind = 'task_' || tasks.attention AND noticed.lane = tasks.lane)",
+        "task {0} has the attention {1!r}, and the table of attention does not have it",
+    ),
+    (
+        "SELECT kind, id FROM attention AS noticed WHERE NOT CASE kind WHEN 'task_held' THEN EXISTS (SELECT 1 "
+        "FROM tasks WHERE tasks.id = noticed.id AND tasks.attention = 'held') ELSE EXISTS (SELECT 1 FROM steps "
+        "WHERE steps.id = noticed.id AND steps.state = noticed.kind) END",
+        "the table of attention has {0} for {1}, which is not in this state",
+    ),
+    (
         "SELECT kind, name FROM controls WHERE value IS NOT NULL AND NOT json_valid(value)",
         "the control {1!r} of the kind {0} has a value that is not JSON",
     ),

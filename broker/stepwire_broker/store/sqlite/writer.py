@@ -4,13 +4,14 @@ statements.py.
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
     AuditNew,
     CommitGroup,
     ControlChanged,
@@ -29,8 +30,10 @@ from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 
 from . import erasing, opening
 from .statements import (
+    ATTENTION,
     AUDIT,
     CLAIM,
+    END_ATTENTION,
     HISTORY,
     MOVE_AUDIT_END,
     PARKED,
@@ -165,6 +168,8 @@ class SqliteWriter:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
             self._write_history(rows.history)
+        if rows.attention:
+            _notice(self._execute, self._lane_id, rows.attention)
         if rows.erasures:
             erasing.erase(run, rows.erasures)
 
@@ -307,6 +312,16 @@ def reserve_ids(connection: sqlite3.Connection, lane: int, count: int) -> tuple[
     ((number, reserved),) = place
     last = number * IDS_PER_BLOCK + reserved
     return last - count + 1, last
+
+
+def _notice(
+    run: Callable[[str, Sequence[Any]], sqlite3.Cursor], lane_id: int, changed: Sequence[AttentionChanged]
+) -> None:
+    ended = [(row.id,) for row in changed if row.kind is None]
+    if ended:
+        END_ATTENTION.run(run, ended)
+    if len(ended) < len(changed):
+        ATTENTION.run(run, [(*row, lane_id) for row in changed if row.kind is not None])
 
 
 class _Plain(dict[str, str]):
