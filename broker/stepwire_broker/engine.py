@@ -10,17 +10,15 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-import msgspec
 import structlog
 import zmq
 from stepwire_protocol import codec, host, topics
 
 from . import posture
 from .audit_trail import AuditTrail
+from .bus.announcement import endpoints_for_workers
 from .bus.counters import WireCounters
-from .bus.endpoints import advertised
 from .bus.keys.server_key import BrokerKeys
-from .bus.wire import Wire
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
@@ -33,10 +31,8 @@ from .core.model.events import (
     Command,
     Detached,
     Drain,
-    EndpointsBound,
     Forget,
     Leave,
-    NextEndpoints,
     Now,
     QuotasChanged,
     Reconfigure,
@@ -163,9 +159,10 @@ class Engine:
         if self._companion is not None:
             await self._companion.prepare()
         await core.wire.open(codec.encode(letters.here(self.identity)))
-        core.handle(_endpoints_for_workers(core.wire, self.settings.bus.advertise))
+        _report_endpoints(core, self.settings.bus.advertise)
         if core.wire.keys is not None:
             core.wire.keys.on_changed = partial(_announce, core, self.audit, self.settings.bus.advertise)
+            core.wire.keys.on_served = partial(_report_endpoints, core, self.settings.bus.advertise)
         if self._companion is not None:
             self._companion.start(self)
         core.pulse.start()
@@ -445,20 +442,6 @@ def _added(listeners: list[L], listener: L) -> Callable[[], None]:
     return remove
 
 
-def _endpoints_for_workers(wire: Wire, host: str | None) -> EndpointsBound:
-    """The endpoints that most workers can reach: with keys from other hosts, else over tcp, else over ipc."""
-    pair = max(wire.bound, key=lambda pair: (pair.has_curve, pair.steps.startswith("tcp://")))
-    served = wire.keys if pair.has_curve else None
-    keys = None if served is None else served.announced
-    bound = EndpointsBound(
-        advertised(pair.steps, host), advertised(pair.results, host), None if keys is None else keys.current.public
-    )
-    if served is None or keys is None or keys.next is None or served.next_bound is None:
-        return bound
-    steps, results = (advertised(address, host) for address in served.next_bound)
-    return msgspec.structs.replace(bound, next=NextEndpoints(steps, results, keys.next.public))
-
-
 def _announce(core: CoreLoop, audit: AuditTrail, host: str | None, before: BrokerKeys, after: BrokerKeys) -> None:
     """Send the brokers' new keys to the workers, and record the change. The files have no author."""
     key, following = after.current.public, None if after.next is None else after.next.public
@@ -471,10 +454,14 @@ def _announce(core: CoreLoop, audit: AuditTrail, host: str | None, before: Broke
     else:
         action = "server_key_dropped"
         log.warning("server_key_dropped", key=key, next=following)
-    core.handle(_endpoints_for_workers(core.wire, host))
+    _report_endpoints(core, host)
     detail = {"key": key, "before": before.current.public, "next": following}
     audit.notice(ActionNoticed(PROCESS, "file", action, "server key", detail))
     core.flush_soon()
+
+
+def _report_endpoints(core: CoreLoop, host: str | None) -> None:
+    core.handle(endpoints_for_workers(core.wire.bound, core.wire.keys, host))
 
 
 def _warn_of_hidden_rules(router: Router) -> None:

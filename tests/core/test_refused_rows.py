@@ -206,3 +206,62 @@ def test_a_result_after_a_retry_is_to_blame_although_a_command_ended_the_step_be
     world.read()
     assert world.row(task_id).reason == "unstorable"
     world.check()
+
+
+def test_a_result_that_was_not_in_the_refused_group_is_applied_when_it_comes_again() -> None:
+    """The command before it is at fault. Its rows were refused while the result waited for the next group."""
+    world = World(auto=False, answers_reads=False)
+    world.apply(ONE)
+    world.settle()
+    world.submit()
+    world.settle()
+    (task_id,) = world.state.tasks
+    world.hello()
+    world.settle()
+    (batch,) = world.batches()
+    world.rows.refuses = {task_id}
+    world.ask(PauseTask, task_id=task_id)
+    pause = world.requests
+    assert world.writing is not None
+    rid = world.result(batch)  # decided while the pause is being written
+    world.commit()
+    world.rows.refuses = set()
+    world.settle()
+    world.read()
+    world.settle()
+    assert world.answers[pause].code == "refused_by_database"
+    assert world.states(task_id) == {"only": "dispatched"}
+    assert [p.code for p in world.rows.parked] == ["refused_by_database"]
+    assert world.acked == []
+    world.result(batch, rid=rid)
+    world.settle()
+    assert (world.states(task_id), world.acked) == ({"only": "completed"}, [rid])
+    world.check()
+
+
+def test_of_two_results_only_the_one_in_the_refused_group_fails_its_step() -> None:
+    world = World(auto=False, answers_reads=False)
+    world.apply(steps({"name": "a"}, {"name": "b"}))
+    world.settle()
+    world.submit()
+    world.settle()
+    (task_id,) = world.state.tasks
+    world.hello()
+    world.settle()
+    (batch,) = world.batches()
+    world.rows.refuses = {task_id}
+    refused = world.result(batch, position=0)
+    rid = world.result(batch, position=1)
+    world.commit()
+    world.rows.refuses = set()
+    world.settle()
+    world.read()
+    world.settle()
+    assert world.states(task_id) == {"a": "failed", "b": "dispatched"}
+    assert world.row(task_id, "a").reason == "unstorable"
+    world.result(batch, rid=rid, position=1)
+    world.result(batch, rid=refused, position=0)
+    world.settle()
+    assert world.states(task_id) == {"a": "failed", "b": "completed"}
+    assert sorted(world.acked) == sorted([refused, rid])
+    world.check()

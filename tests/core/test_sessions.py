@@ -265,6 +265,23 @@ def test_a_broker_that_starts_during_a_rotation_lists_both_keys_in_its_welcome()
     assert world.last(wire.HeartbeatAck).brokers == [USUAL, UPCOMING]
 
 
+def test_a_welcome_lists_the_old_key_first_while_the_announced_key_is_not_served_yet() -> None:
+    """Its connection ends in a moment. With two keys it tries the second one within its lease."""
+    world = World()
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", OLD))
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", NEXT, replaced=OLD))
+    world.hello()
+    after = wire.Endpoints(BROKER, "tcp://h:1", "tcp://h:2", NEXT)
+    assert world.last(wire.Welcome).brokers == [USUAL, after]
+    world.beat(n=17)
+    assert world.last(wire.HeartbeatAck).brokers == [after]
+    world.forget()
+    world.handle(events.EndpointsBound("tcp://h:1", "tcp://h:2", NEXT))
+    assert world.sent == [], "the workers know this list"
+    world.hello(n=20)
+    assert world.last(wire.Welcome).brokers == [after]
+
+
 def test_a_session_without_rights_receives_no_list() -> None:
     world = World()
     world.handle(events.GrantsChanged(with_built_in([full_grant("shop")])))

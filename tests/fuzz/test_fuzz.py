@@ -1,7 +1,9 @@
 """A part of the fuzzers that run as commands: no crash, no exception, no 500, and honest work afterwards."""
 
+import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stepwire_broker.api.operations import OPERATIONS
@@ -11,7 +13,8 @@ from tests.api.running_api import running, settings_in
 
 from . import bus_messages, bus_sockets, handshakes, http_bodies
 from .bus_mutations import BLOCK, WORKER, Live, Messages, templates
-from .http_requests import BODIES, request
+from .http_requests import BODIES, Request, request
+from .observed import Observed
 
 NAMES = {"task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "handler_class": "fuzz.a"}
 
@@ -19,6 +22,21 @@ NAMES = {"task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "hand
 def test_hostile_requests_to_every_operation_harm_nothing() -> None:
     report = http_bodies.run(seed=0, count=3_000, sockets=200)
     assert report["faults"] == []
+
+
+def test_a_long_poll_whose_client_has_gone_is_no_missing_answer() -> None:
+    report = http_bodies.run(seed=1, first=46_233, count=1, sockets=0)  # POST /v1/tasks?wait_ms=1
+    assert (report["answers"][http_bodies.GONE], report["faults"]) == (1, [])
+
+
+def test_a_request_that_ends_without_an_answer_to_its_client_is_a_fault() -> None:
+    async def silent(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await receive()
+
+    observed = Observed()
+    hostile = Request("GET", "/v1/tasks", "", b"application/json", b"")
+    asyncio.run(http_bodies._enter(silent, hostile, 7, observed))
+    assert [fault[:2] for fault in observed.faults] == ["7:"]
 
 
 @pytest.mark.parametrize("with_keys", [False, True])

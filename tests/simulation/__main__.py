@@ -16,7 +16,7 @@ import msgspec
 
 from . import campaign, coverage, planted, shrink
 from .driven import CannotPlay, DriverCommand, Drivers, command_of, driver_of, known_sessions
-from .faults import HOSTILE_KINDS, KINDS
+from .faults import HOSTILE_KINDS, KEY_KINDS, KINDS
 from .world import World
 
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument(
         "--hostile", action="store_true", help="every seed has a thief that forges messages, and revoked principals"
     )
+    parser.add_argument("--rotating", action="store_true", help="the brokers' key is rotated in every seed")
     parser.add_argument("--record", action="store_true", help="store a shrunk run for each bug that was real")
     parser.add_argument(
         "--figures",
@@ -58,8 +59,8 @@ def main() -> int:
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="a driver to use in place of --session")
     options = parser.parse_args()
     driver = command_of(options.command) if options.command else driver_of(options.session)
-    if options.hostile and (options.record or options.keep or options.note):
-        parser.error("--record, --keep and --note store seeds without --hostile")
+    if (options.hostile or options.rotating) and (options.record or options.keep or options.note):
+        parser.error("--record, --keep and --note store seeds without --hostile and --rotating")
     if driver is not None and (options.planted or options.record or options.keep):
         parser.error("--planted, --record and --keep need Python's session in this process")
     try:
@@ -85,7 +86,7 @@ def _drivers(driver: DriverCommand | None) -> Iterator[Drivers | None]:
 
 
 def _run(options: argparse.Namespace, driver: DriverCommand | None, drivers: Drivers | None) -> int:
-    always = frozenset(HOSTILE_KINDS if options.hostile else ())
+    always = frozenset(HOSTILE_KINDS if options.hostile else ()) | frozenset(KEY_KINDS if options.rotating else ())
     if options.planted:
         return planted.report(options.first, options.seeds, options.jobs, options.only, options.note, always)
     if options.record:

@@ -18,7 +18,6 @@ from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced,
 from stepwire_broker.core.model.events import (
     ClaimRefuted,
     Drain,
-    EndpointsBound,
     Event,
     Forget,
     Leave,
@@ -92,6 +91,7 @@ class BrokerNode:
                 ("error_after_commit", 0.2),
                 ("fsync_failed", 0.005),
                 ("slow_commit", 0.2),
+                ("broker_killed_rotating", 0.6),
                 ("read_failed", 0.4),
                 ("slow_read", 0.6),
             )
@@ -160,7 +160,7 @@ class BrokerNode:
         if world.hostile.is_on:
             self.turn.handle(world.hostile.grants())
         world.quotas.broker_started()
-        self.turn.handle(EndpointsBound("inproc://steps", "inproc://results"))
+        self.turn.handle(world.server_keys.broker_started(self))
         self.post("tick")
 
     def _count_timers(self) -> None:
@@ -338,6 +338,18 @@ class BrokerNode:
 
     def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
         self.world.schedule.after(delay_ms, self._come, self.life, kind, args)
+
+    def on_keys_later(self, delay_ms: float, go_on: Callable[[], None]) -> None:
+        self._later(delay_ms, "keys", go_on)
+
+    def _on_keys(self, go_on: Callable[[], None]) -> None:
+        go_on()
+        self._flush_soon()
+
+    def may_die_rotating(self, where: str) -> None:
+        """The broker is at this point of a rotation of its key. Raises Killed."""
+        if self._hits("broker_killed_rotating", self.life, where, self._groups):
+            raise Killed
 
     def _come(self, life: int, kind: str, args: tuple[Any, ...]) -> None:
         if life == self.life:

@@ -17,6 +17,10 @@ BREAKER_KINDS: Final = (
 )
 HOSTILE_KINDS: Final = ("forged", "revoked")
 ERASE_KINDS: Final = ("operator_erase",)
+KEY_KINDS: Final = (
+    "server_key_rotated",
+    "broker_killed_rotating",  # at any step of the rotation
+)
 CREDIT_KINDS: Final = (
     "worker_quiet",  # its program stops to offer credit, and ends later
     "worker_full",  # its runner has no room for a while
@@ -77,6 +81,7 @@ KINDS: Final = (
     *HOSTILE_KINDS,
     *CREDIT_KINDS,
     *ERASE_KINDS,
+    *KEY_KINDS,
 )
 OFTEN: Final = 0.7  # in the half of the seeds that can have them
 SELDOM: Final = 0.08
@@ -139,8 +144,9 @@ class Faults:
         chances |= dict.fromkeys(HOSTILE_KINDS, Random(f"faults/hostile/{seed}"))
         chances |= dict.fromkeys(CREDIT_KINDS, Random(f"faults/credit/{seed}"))
         chances |= dict.fromkeys(ERASE_KINDS, Random(f"faults/erase/{seed}"))
+        chances |= dict.fromkeys(KEY_KINDS, Random(f"faults/keys/{seed}"))
         shares = dict.fromkeys(KINDS, share) | dict.fromkeys((*BREAKER_KINDS, *HOSTILE_KINDS), OFTEN)
-        shares |= dict.fromkeys((*CREDIT_KINDS, *ERASE_KINDS), SELDOM)
+        shares |= dict.fromkeys((*CREDIT_KINDS, *ERASE_KINDS, *KEY_KINDS), SELDOM)
         self.on = {kind for kind in KINDS if chances[kind].random() < shares[kind]}
         if only is not None:
             self.on = set(only)

@@ -160,7 +160,18 @@ REFUSED_EVERY: Final = 18
 REFUSED_PLACE: Final = 13
 
 
+ROTATED_KEYS: Final = Focus(
+    "the brokers' key is rotated, and nothing else happens",
+    frozenset({"server_key_rotated"}),
+    pace_ms=(100.0, 1_500.0),
+)
+ROTATED_EVERY: Final = 24
+ROTATED_PLACE: Final = 16
+
+
 def of(seed: int) -> Focus | None:
+    if seed % ROTATED_EVERY == ROTATED_PLACE:
+        return ROTATED_KEYS
     if seed % REFUSED_EVERY == REFUSED_PLACE:
         return REFUSED_COMMANDS
     turn, place = divmod(seed, EVERY)

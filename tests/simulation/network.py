@@ -13,6 +13,7 @@ from stepwire_protocol import codec, topics
 if TYPE_CHECKING:
     from .broker_node import BrokerNode
     from .peer_node import PeerNode
+    from .server_keys import Place, WorkerFile
     from .worker_node import WorkerNode
     from .world import World
 
@@ -51,6 +52,15 @@ class Link:
         self.queue: list[bytes] = []
         self.is_dead = False
         self.to: str | None = None  # at level 0: the address it was granted last
+        self.tries = 0  # a connection that was replaced tries no longer
+        # With keys of the brokers:
+        self.key: str | None = None  # used by its connections; None: no keys
+        self.place: Place = "main"
+        self.known_keys: set[str] = set()
+        self.listed_n = 0  # the highest n of a message with a list of keys
+        self.is_misled = False  # the latest list was not the newest one
+        self.shut_out_ms: float | None = None  # since when the checks see it without connection
+        self.withdrawn_ms: float | None = None  # since when they see it connected with a withdrawn key
 
 
 class Network:
@@ -77,19 +87,38 @@ class Network:
 
     # -- connecting ---------------------------------------------------------------------------------------------------
 
-    def connect(self, worker: "WorkerNode | PeerNode", worker_id: str) -> Link:
+    def connect(self, worker: "WorkerNode | PeerNode", worker_id: str, file: "WorkerFile | None" = None) -> Link:
+        """`file`: the brokers' key that the worker uses first, and the endpoint it connects to; None: no keys."""
         link = self.links[worker_id] = Link(self, worker, worker_id)
+        if file is not None:
+            link.key, link.place = file
+            link.known_keys = {file.key}
         self._join_soon(link, 1.0, 30.0)
         return link
 
     def reconnect(self, link: Link) -> None:
         """The worker built new sockets: the queue of its PUB is gone."""
+        self.disconnect(link)
+        self._join_soon(link, 1.0, 30.0)
+
+    def disconnect(self, link: Link) -> None:
+        link.tries += 1
         link.queue.clear()
         link.knows_subscription = False
         if link.joined == self.broker.life and self.broker.is_alive:
             link.joined = 0
             self.broker.post("vanished", link.id, link.worker.principal)
-        self._join_soon(link, 1.0, 30.0)
+
+    def is_joined(self, link: Link) -> bool:
+        return self.broker.is_alive and link.joined == self.broker.life
+
+    def listener_bound(self, place: "Place") -> None:
+        """The broker serves a key at this place. What was connected there is connected no longer."""
+        for link in list(self.links.values()):
+            if link.key is not None and link.place == place and self.is_joined(link):
+                link.joined = 0
+                self.broker.post("vanished", link.id, link.worker.principal)
+                self._join_soon(link, *RECONNECT_MS)
 
     def broker_started(self) -> None:
         for link in self.links.values():
@@ -112,9 +141,9 @@ class Network:
 
     def _join_soon(self, link: Link, least_ms: float, most_ms: float) -> None:
         wait_ms = least_ms + (most_ms - least_ms) * link.up.chance.random()
-        self.world.schedule.after(wait_ms, self._join, link, self.broker.life)
+        self.world.schedule.after(wait_ms, self._join, link, self.broker.life, link.tries)
 
-    def _join(self, link: Link, life: int) -> None:
+    def _join(self, link: Link, life: int, tries: int) -> None:
         """The subscriptions have arrived in both directions. Queued messages follow."""
         world, broker = self.world, self.broker
         if link.is_dead or not broker.is_alive or broker.life != life or link.joined == life:
@@ -122,6 +151,10 @@ class Network:
         if link.worker.at_level0 and (link.worker.is_busy or link.worker.is_paused):
             # Its subscriptions are resent only when it enters its socket.
             self._join_soon(link, 20.0, 60.0)
+            return
+        if link.key is not None and not self._is_admitted(link):
+            if link.tries == tries:
+                self._join_soon(link, *RECONNECT_MS)
             return
         link.joined = life
         for way in (link.up, link.down):
@@ -138,6 +171,11 @@ class Network:
         queue, link.queue = link.queue, []
         for frame in queue:
             self._carry(link, link.up, frame, broker.life)
+
+    def _is_admitted(self, link: Link) -> bool:
+        """The handshake succeeds: the listener has the key that the worker expects."""
+        listeners = self.world.server_keys.listeners
+        return listeners is not None and listeners.served.get(link.place) == link.key
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
@@ -215,7 +253,7 @@ class Network:
         if way is link.up:
             self.world.schedule.at(at_ms, self._reach_broker, link, frame, life)
         else:
-            self.world.schedule.at(at_ms, self._reach_worker, link, frame)
+            self.world.schedule.at(at_ms, self._reach_worker, link, frame, link.tries)
 
     def _reach_broker(self, link: Link, frame: bytes, life: int) -> None:
         broker, world = self.broker, self.world
@@ -230,6 +268,7 @@ class Network:
                 elif len(link.queue) < QUEUE_MAX:
                     link.queue.append(frame)
 
-    def _reach_worker(self, link: Link, frame: bytes) -> None:
-        if not link.is_dead:
+    def _reach_worker(self, link: Link, frame: bytes, tries: int) -> None:
+        # A worker that connects with another key reads nothing more from the connection before.
+        if not link.is_dead and (link.key is None or link.tries == tries):
             link.worker.post("message", frame)

@@ -122,6 +122,7 @@ class WorkerNode:
         self._backlog = []
         self.pid = 100 * (self.number + 1) + self.life
         self.running: dict[Item, Running] = {}
+        self.key_file = world.server_keys.file_of(self)
         config = Config(
             worker=self.id,
             offers=self.offers,
@@ -132,12 +133,14 @@ class WorkerNode:
             pid=self.pid,
             pid_started=MISSTATED if self.misstates_start else 1 + self.life,
             proof=self.proof,
+            links=world.server_keys.links_of(self, self.key_file),
+            curve=self.key_file is not None,
         )
         self.session, self.run_slots = self.new_session(config)
         self.ended_ms: deque[float] = deque(maxlen=100)  # when the latest runs ended
         self._wakes = 0
         self._wake_at = float("inf")
-        self.link = world.network.connect(self, self.id)
+        self.link = world.network.connect(self, self.id, self.key_file)
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
@@ -242,6 +245,7 @@ class WorkerNode:
         topic, body = codec.split(frame)
         self.world.checks.worker_received(self, body)
         self.session.receive(topic, body, self.now())
+        self.world.checks.worker_handled(self, body)
         self._pump()
 
     def _on_wake(self, wake: int) -> None:
@@ -349,10 +353,15 @@ class WorkerNode:
             self._later(5.0 + 50.0 * self.chance.random(), "stop", running)
 
     def _connect(self, action: Connect) -> None:
-        raise AssertionError(f"there is one broker: {action}")
+        """Connect with another key of the broker."""
+        assert self.key_file is not None, f"there is one broker: {action}"
+        self.link.key = action.server_key or self.key_file.key
+        self.world.trace("worker_key", f"{self.id} {self.link.key}")
+        self.world.network.reconnect(self.link)
 
     def _disconnect(self, action: Disconnect) -> None:
-        raise AssertionError(f"there is one broker: {action}")
+        assert self.key_file is not None, f"there is one broker: {action}"
+        self.world.network.disconnect(self.link)
 
     def _rebuild(self, action: Rebuild) -> None:
         self.world.network.reconnect(self.link)

@@ -38,6 +38,7 @@ from .people import People
 from .planned_faults import PlannedFaults
 from .quotas import Quotas
 from .routes import Routes
+from .server_keys import ServerKeys
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
 
@@ -110,6 +111,7 @@ class World:
         self.settings = self.quotas.settings(self.settings)
         self.routes = Routes(self, is_possible=self.focus is None and not peers)
         self.settings = self.routes.settings(self.settings)
+        self.server_keys = ServerKeys(self, is_possible=not peers)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
         if self.focus is not None and self.focus.refused_rate is not None:
             self._refused_rate = self.focus.refused_rate
@@ -231,6 +233,7 @@ class World:
         self.routes.plan(self.phase_ms)
         self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
+        self.server_keys.plan(self.phase_ms)
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
@@ -288,6 +291,7 @@ class World:
         self.routes.heal()
         self.quotas.heal()
         self.hostile.heal()
+        self.server_keys.heal()
 
     def _restart_doubted(self) -> None:
         """Restart idle level-0 handlers, as an operator would.
@@ -314,6 +318,9 @@ class World:
                 luck = self._refused_chance.random()
                 if luck < self._refused_rate and self.faults.strikes("data_refused", f"{task_id}.{group.seq}"):
                     self._refused_tasks.add(task_id)
+            for row in group.history:
+                if row.task_id in self._refused_tasks:
+                    self.checks.rows_refused(row)
 
     def _refuse(self, rows: Rows) -> None:
         if self._refused_tasks:

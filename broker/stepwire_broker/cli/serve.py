@@ -16,7 +16,6 @@ from stepwire_broker.configuration import hidden, loader
 from stepwire_broker.core.definitions.settings import listed
 
 from . import config_commands, output
-from .allocator import keep_no_large_blocks
 from .children import handler_environ
 from .failure import Exit, Failure
 from .handlers import Handlers
@@ -81,7 +80,7 @@ def serve(
             "use ipc:// (the default)",
         )
 
-    from stepwire_broker import large_blocks
+    from stepwire_broker.free_memory import return_large_blocks
     from stepwire_broker.open_files import raise_to_hard_limit
 
     from . import logs
@@ -89,9 +88,8 @@ def serve(
     logs.set_up(loaded.settings.log_level, options.verbosity)
     raise_to_hard_limit()
     harden()
-    keep_no_large_blocks()
+    return_large_blocks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    large_blocks.return_when_free()
     code = asyncio.run(_serve(options, loaded, flags, modules))
     sys.exit(int(code))
 

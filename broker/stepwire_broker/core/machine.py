@@ -42,8 +42,7 @@ from .model import events
 from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
 from .model.events import Command, Event, Now
 from .model.principal import PROCESS
-from .model.states import STEP_FINAL
-from .progress.discard import discard
+from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
 from .shadows import copies
 from .state import BrokerState, Identity
@@ -221,12 +220,13 @@ def _on_leave(state: BrokerState, event: events.Leave, now: Now) -> None:
 def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None:
     """Reload a task whose rows the database refused in its stored state, and park the input that caused the refusal.
 
-    A step that a command ended is no culprit: the command is refused, and a step that was held stays held.
+    A step that a command ended is no culprit: the command is refused, and a step that was held stays held. A step that
+    ended after the group was closed is none either: its rows were not in the group. Its worker repeats the result.
     """
     task = state.tasks.get(task_id)
     if task is None:
         return
-    culprits = frozenset(s.id for s in task.steps if s.state in STEP_FINAL and not s.ended_by_command)
+    culprits = steps_to_blame(task)
     discard(state, task, now)
     state.unloaded += 1
     request = state.next_read()
@@ -426,12 +426,17 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
 
 
 def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    is_change = bool(state.peers)
-    broker = state.identity.broker
+    broker, before = state.identity.broker, state.peers
     state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
     if event.next is not None:
         state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    if is_change:
+    state.peers_in_welcome = state.peers
+    if event.replaced is not None:
+        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
+        # the second one in time; with the new key alone it would not know that its own is the wrong one.
+        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
+        state.peers_in_welcome = [old, *state.peers]
+    if before and before != state.peers:
         state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
         hello.tell_peers(state, now)
 

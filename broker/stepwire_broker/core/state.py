@@ -160,7 +160,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
-    peers: list[Endpoints] = []  # the addresses of brokers, for `welcome`
+    peers: list[Endpoints] = []  # the addresses of brokers
+    peers_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
     peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0

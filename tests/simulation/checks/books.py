@@ -161,6 +161,7 @@ class Books:
         self.succeeded: set[tuple[int, str]] = set()  # step, batch: a success reached this life of the broker
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
+        self.refused_ends: set[int] = set()  # steps that ended in rows which the database refused
         self.seen_batches: set[str] = set()
         self.handlers_of_workers: dict[str, float] = {}  # when a worker was first sent a step of it
         self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`

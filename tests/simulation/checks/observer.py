@@ -6,7 +6,7 @@ import msgspec
 from stepwire.actions import Log
 from stepwire_broker.core.answers.answers import TasksSubmitted
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.commit_group import AuditNew
+from stepwire_broker.core.model.commit_group import AuditNew, HistoryRow
 from stepwire_broker.core.shadows.shadow import FIRST
 from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
@@ -30,6 +30,7 @@ from . import (
     reports,
     results,
     retries,
+    server_keys,
     submissions,
     worker_duties,
 )
@@ -48,6 +49,7 @@ _refuse: Final = msgspec.json.Decoder(wire.Refuse).decode
 _heartbeat: Final = msgspec.json.Decoder(wire.Heartbeat).decode
 _steps_level0: Final = msgspec.json.Decoder(wire.StepsLevel0).decode
 _go: Final = msgspec.json.Decoder(wire.Go).decode
+_greeting: Final = msgspec.json.Decoder(wire.Welcome | wire.HeartbeatAck).decode
 _cancel: Final = msgspec.json.Decoder(wire.Cancel).decode
 _adopted: Final = msgspec.json.Decoder(wire.Adopted).decode
 
@@ -186,6 +188,7 @@ class Checks:
                 retries.check_timeout(books, step_id, book, fact)
                 retries.check_retries(books, step_id, book, fact)
             case "failed":
+                results.check_blamed(books, step_id, fact)
                 at_most_once.check_unstorable(books, step_id, book, fact, before)
                 at_most_once.check_stopped(books, step_id, book, fact, before)
                 level0.check_failure(books, step_id, book, fact)
@@ -245,6 +248,9 @@ class Checks:
                 task.state = fact[2]
                 dependencies.check_ended(self.books, task_id)
         self.world.counts["task", f"{kind}: {before} → {task.state}"] += 1
+
+    def rows_refused(self, rows: HistoryRow) -> None:
+        results.note_refused(self.books, rows)
 
     def tasks_loaded(self, page: events.LoadedTasks) -> None:
         retries.forget_readied(self.books, page)
@@ -382,9 +388,15 @@ class Checks:
         elif body.startswith(b'{"type":"steps"'):
             worker_duties.expect_answer(self.books, worker, _steps(body))
 
+    def worker_handled(self, worker: WorkerNode, body: bytes) -> None:
+        """The session has handled this message."""
+        if self.world.server_keys.is_on and body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
+            server_keys.note_listed(worker, _greeting(body))
+
     def worker_logged(self, worker: str, action: Log) -> None:
         self.world.counts["log", action.event] += 1
         if action.event == "session_dropped":
+            server_keys.check_dropped(self.books, worker)
             self.books.dropped_ms[worker] = self.world.now
             self.books.numbers["sessions dropped"] += 1
         elif action.event == "message_refused":

@@ -3,9 +3,10 @@
 from typing import Any
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep
+from stepwire_broker.core.model.commit_group import HistoryRow
 from stepwire_protocol import messages as wire
 
-from .books import FINAL, TASK_FINAL, Books, StepBook
+from .books import FINAL, TASK_FINAL, Books, StepBook, json
 
 
 def check_step_fact(books: Books, task_id: int, step_id: int, fact: list[Any]) -> None:
@@ -32,6 +33,19 @@ def check_output(books: Books, step_id: int, output: bytes) -> None:
     returned = books.outputs.get((step_id, book.completed_delivery), set())
     if output not in returned and step_id not in books.resolved_outputs:
         books.fail("P3 an outcome is what its handler returned", f"step {step_id} is stored with {output!r}")
+
+
+def note_refused(books: Books, rows: HistoryRow) -> None:
+    """The database will refuse these rows of a task."""
+    for fact in json(rows.facts):
+        if fact[0] in ("completed", "failed", "cancelled", "skipped"):
+            books.refused_ends.add(rows.task_id + 1 + fact[2])
+
+
+def check_blamed(books: Books, step_id: int, fact: list[Any]) -> None:
+    """A step fails as unstorable only if rows with an end of this step were refused."""
+    if fact[4] == "unstorable" and step_id not in books.refused_ends:
+        books.fail("P3 only a refused result fails its step", f"step {step_id}: {fact}")
 
 
 def check_ack(books: Books, worker: str, ack: wire.Ack) -> None:

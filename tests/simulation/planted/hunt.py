@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tests.simulation.world import World
 
-from . import audit_bugs, authority_bugs, broker_bugs, erasure_bugs, quota_bugs, real_bugs, worker_bugs
+from . import audit_bugs, authority_bugs, broker_bugs, erasure_bugs, key_bugs, quota_bugs, real_bugs, worker_bugs
 from .plant import Bug, planted
 
 BUGS: Final = (
@@ -21,6 +21,7 @@ BUGS: Final = (
     *audit_bugs.BUGS,
     *erasure_bugs.BUGS,
     *quota_bugs.BUGS,
+    *key_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 

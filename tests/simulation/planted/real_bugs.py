@@ -13,7 +13,7 @@ from stepwire_broker.core.intake import submission
 from stepwire_broker.core.loading import eviction, residency
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import DISPATCHED, HELD, STEP_FINAL, WAITING
-from stepwire_broker.core.progress import step_outcomes
+from stepwire_broker.core.progress import discard, step_outcomes
 from stepwire_broker.core.workers import hello, step_results, time_limits
 from stepwire_broker.store import pieces as shipped_pieces
 from stepwire_broker.store.rows import OpenCounts
@@ -204,6 +204,13 @@ def _refused_command_blamed(plant: Plant) -> None:
     plant.function(machine._on_rejected, rejected)
 
 
+def _next_group_blamed(plant: Plant) -> None:
+    def steps_to_blame(original: Any, task: Any) -> frozenset[int]:
+        return frozenset(step.id for step in task.steps if step.is_final and not step.ended_by_command)
+
+    plant.function(discard.steps_to_blame, steps_to_blame)
+
+
 BUGS: Final = (
     Bug("one decision executed twice", _decision_shared, True),
     Bug("final steps counted as open after a restart", _final_steps_counted, True),
@@ -221,5 +228,6 @@ BUGS: Final = (
     Bug("a held step's standard error is not queued for writing", _stderr_of_held_not_queued, True),
     Bug("a failure after a time limit overturns a hold", _late_failure_overturns_hold, True),
     Bug("a refused command fails the held step that it resolved", _refused_command_blamed, True),
+    Bug("a refused group fails a step that ended after it", _next_group_blamed, True),
     Bug("worker: a new session keeps the previous longer lease", _longer_lease_kept, True),
 )

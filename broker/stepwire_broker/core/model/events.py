@@ -147,6 +147,7 @@ class EndpointsBound(Struct, frozen=True):
     results: str
     server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
     next: NextEndpoints | None = None  # during a rotation of that key
+    replaced: str | None = None  # the key that these endpoints still serve for a moment, until `server_key`
 
 
 class MessageRefused(Struct, frozen=True):

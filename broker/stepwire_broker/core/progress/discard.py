@@ -1,11 +1,25 @@
 """A task that the database refused, or whose idempotency key belongs to another task, leaves memory."""
 
 from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.facts import StepFact
 from stepwire_broker.core.model.live import Task
 from stepwire_broker.core.state import BrokerState
 
 from .deliveries import remove_delivery
 from .step_outcomes import undeliver
+
+
+def steps_to_blame(task: Task) -> frozenset[int]:
+    """The steps of a refused task whose end was in the refused group, and that no command ended.
+
+    The database refuses the rows of a task as a whole, so several steps that ended in one group share the blame.
+    """
+    ended_since = {fact.step for fact in task.facts if isinstance(fact, StepFact)}  # in the group that is still open
+    return frozenset(
+        step.id
+        for step in task.steps
+        if step.is_final and not step.ended_by_command and step.position not in ended_since
+    )
 
 
 def discard(state: BrokerState, task: Task, now: Now) -> None:

@@ -55,7 +55,7 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
         return  # its lease must end
     if hello.n > session.reported_n:
         compare_holding(state, session, hello.n, hello.holding, now)
-    welcome = letters.welcome(state.identity, session, hello.n, state.settings.bus, state.peers)
+    welcome = letters.welcome(state.identity, session, hello.n, state.settings.bus, state.peers_in_welcome)
     state.decision.sends.append(ToWorker(session.topic, welcome))
 
 

@@ -1,4 +1,4 @@
-"""All other pages run as they are written. They have a module of their own, so that both run in parallel."""
+"""The pages run as they are written."""
 
 from pathlib import Path
 
@@ -10,11 +10,7 @@ from . import pages
 from .reader import Reader
 
 ON_POSTGRESQL = "docs/operating/postgres.md"
-PAGES = {
-    name: path
-    for name, path in pages.with_blocks().items()
-    if not name.startswith("docs/how-to/") and name != ON_POSTGRESQL
-}
+PAGES = {name: path for name, path in pages.with_blocks().items() if name != ON_POSTGRESQL}
 
 
 @pytest.mark.parametrize("name", PAGES)
