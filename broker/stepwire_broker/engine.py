@@ -53,7 +53,6 @@ from .loop_measures import Measures
 from .pulse import read_clocks
 from .store import Store, open_store
 from .store.queries import Queries
-from .store.sqlite.opening import path_of
 from .taps import Tap
 
 P = ParamSpec("P")
@@ -153,7 +152,7 @@ class Engine:
             wall_ms=now.wall,
             entropy=int.from_bytes(os.urandom(16), "big"),
         )
-        self.erasures = Erasures(self.settings.security, store, path_of(self.settings.database.url))
+        self.erasures = Erasures(self.settings.security, store, store.file)
         core = self._core = self._open_core(store, now)
         core.is_open = True
         store.start(core.report, self._store_faults, self.settings.retention)

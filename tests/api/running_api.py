@@ -18,7 +18,6 @@ from stepwire_broker.core.answers import answers
 from stepwire_broker.core.definitions.settings import (
     BrokerSettings,
     BusSettings,
-    DatabaseSettings,
     HttpSettings,
     LimitSettings,
     Settings,
@@ -26,6 +25,8 @@ from stepwire_broker.core.definitions.settings import (
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors
+
+from tests.postgres.databases import database_in
 
 T = TypeVar("T")
 
@@ -184,7 +185,7 @@ TOKEN = "t" * 43
 def settings_in(directory: Path) -> Settings:
     return Settings(
         broker=BrokerSettings(id="b1", drain_timeout_ms=0),
-        database=DatabaseSettings(url=f"sqlite:///{directory}/state.db"),
+        database=database_in(directory),
         bus=BusSettings(steps=f"ipc://{directory}/steps.sock", results=f"ipc://{directory}/results.sock"),
         http=HttpSettings(listen="127.0.0.1:0", hosts=("stepwire.example",)),
         limits=LimitSettings(payload_bytes=100_000, tasks_per_batch=1000),

@@ -171,7 +171,9 @@ def test_a_wrong_configuration_is_refused_with_one_sentence(empty: Place, words:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("url", ["nonsense", "postgresql://h/db", "sqlite://:memory:", "sqlite:///state.db?x=1"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "postgresql://h/", "mysql://h/db", "sqlite://:memory:", "sqlite:///state.db?x=1"]
+)
 def test_a_database_that_no_broker_can_use_is_a_wrong_configuration(empty: Place, url: str) -> None:
     done = empty.stepwire("serve", "--database", url)
     assert done.code == USAGE  # systemd does not restart it

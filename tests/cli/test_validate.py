@@ -9,7 +9,7 @@ from .a_place import Place
 USAGE, OK = 2, 0
 
 FAULTS: Final[dict[str, tuple[str, str]]] = {
-    "a database of another kind": ("database.url=postgresql://user:secret@db/stepwire", "stores its state in SQLite"),
+    "a database of another kind": ("database.url=mysql://user:secret@db/stepwire", "it needs a form like"),
     "a database in memory": ("database.url=sqlite:///:memory:", "it must name a file"),
     "an endpoint without a port": ("bus.steps=tcp://127.0.0.1", "bus.steps is 'tcp://127.0.0.1': it has no port"),
     "an endpoint that others reach": ("bus.results=tcp://0.0.0.0:7412", "bus.results is 'tcp://0.0.0.0:7412'"),

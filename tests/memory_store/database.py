@@ -45,9 +45,11 @@ class MemoryDatabase:
 
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
-        self.writer = MemoryWriter(tables, opened.epoch, refuses)
+        self.file = None
+        writer = MemoryWriter(tables, opened.epoch, refuses)
+        self.writers = dict.fromkeys(opened.lanes, writer)
         self.readers = MemoryReaders(tables)
-        self.pruning = MemoryPruning(tables, self.writer)
+        self.pruning = {lane: MemoryPruning(tables, writer) for lane in opened.lanes}
         self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:

@@ -7,7 +7,7 @@ from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
 from stepwire_broker.store.audit_chain import linked
 from stepwire_broker.store.keys import KeyOwner, Name
-from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
+from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 from stepwire_broker.store.ports import LANE
 
 from .tables import ControlRow, DataRefused, Tables, Undo
@@ -57,13 +57,12 @@ class MemoryWriter:
         """Take back a change that was made in this transaction without the writer, if the transaction is undone."""
         self._undo.append(undo)
 
-    def advance(self, seq: int) -> bool:
+    def advance(self, seq: int) -> None:
         tables = self._tables
         if tables.epoch != self._epoch or tables.seqs[self._lane] != seq - 1:
-            return False
+            raise NotAdvanced
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
-        return True
 
     def position(self) -> int | None:
         return self._tables.seqs[self._lane] if self._tables.epoch == self._epoch else None

@@ -44,7 +44,7 @@ class Chains:
                 lists.setdefault(name, []).extend(rows)
         self.steps += len(lists.get("steps_completed", ()))
         for position, row in enumerate(lists["history"]):
-            row.update(lane=self._lane, seq=self._seq, position=position)
+            row.update(lane_id=self._lane, seq=self._seq, position=position)
         statements = self._statements.of_groups()
         calls = [_call(statements[name], lists[name]) for name in ORDER if name in lists]
         return [BEGIN, self._fence.call(Position(self._lane, self._epoch, self._seq)), *calls, COMMIT]
@@ -72,7 +72,6 @@ class Chains:
 
 
 ORDER: Final = ("tasks_new", "steps_new", "steps_dispatched", "steps_completed", "tasks_changed", "history")
-UPDATES: Final = ("steps_dispatched", "steps_completed", "tasks_changed")
 
 
 def write(pipeline: Pipeline, chains: Chains, groups: int, events: int) -> None:
@@ -82,7 +81,7 @@ def write(pipeline: Pipeline, chains: Chains, groups: int, events: int) -> None:
 
 def _call(statement: Statement, rows: list[dict[str, Any]]) -> StatementCall:
     body = msgspec.json.encode(rows)
-    return StatementCall(statement, (body, len(rows)) if statement.name in UPDATES else (body,))
+    return StatementCall(statement, (body, len(rows)) if statement.name == "tasks_changed" else (body,))
 
 
 def _task(task_id: int, lane: int) -> dict[str, Any]:
@@ -109,7 +108,6 @@ def _finished(task_id: int) -> dict[str, Any]:
         "state": "completed",
         "cancelling": False,
         "stored": False,
-        "rank_ms": NOW + task_id,
         "finished_ms": NOW,
     }
 

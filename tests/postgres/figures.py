@@ -69,7 +69,7 @@ def measure(
     """Write chains in groups of this number of events (two are a step) on this number of lanes, in a new schema."""
     server.sql("DROP SCHEMA IF EXISTS figures CASCADE")
     with server.connect() as connection:
-        create_tables(connection, "figures", lanes)
+        create_tables(connection, "figures", lanes, first=0)
         connection.execute("SET search_path = figures")
         connection.execute(variant.encode() or b"SELECT 1")
     address = read_address(url or server.socket_url())
@@ -147,7 +147,7 @@ def poolers(server: PostgresServer, steps: int) -> None:
 def fence(server: PostgresServer, steps: int) -> None:
     """Empty groups, while a transaction holds the oldest snapshot."""
     with server.connect() as connection:
-        create_tables(connection, "fences", 1)
+        create_tables(connection, "fences", 1, first=0)
     pipeline = Pipeline(connect(read_address(server.socket_url()), "stepwire figures"), is_prepared=True)
     statement, seq, commits = Fence("fences"), 0, max(steps // 4, 100)
     for title in ("free", "xmin held"):
@@ -170,7 +170,7 @@ def loading(server: PostgresServer, steps: int) -> None:
     """Many stored tasks whose handlers no worker offers, and 1,000 that one offers."""
     rows = 25 * steps
     with server.connect() as connection:
-        create_tables(connection, "loading", 1)
+        create_tables(connection, "loading", 1, first=0)
         connection.execute(
             b"INSERT INTO loading.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, "
             b"rank_ms, context_bytes, created_ms, context, wants) "

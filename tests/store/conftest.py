@@ -1,10 +1,23 @@
 """Where the stores of these tests lie."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .running import MemoryPlace
+from tests.postgres.server import PostgresServer
+
+from .running import MemoryPlace, Place, PostgresPlace
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """A server that tests may restart, and leave as it was."""
+    with PostgresServer() as running:
+        yield running
 
 
 @pytest.fixture
@@ -13,7 +26,13 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "state" / "state.db"
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | MemoryPlace:
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Each store in turn: what a test promises with this fixture holds for all of them."""
-    return tmp_path / "state.db" if request.param == "sqlite" else MemoryPlace()
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("server")
+        schema = f"place_{next(_NUMBERS)}"
+        yield PostgresPlace(server, schema)
+        server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+    else:
+        yield tmp_path / "state.db" if request.param == "sqlite" else MemoryPlace()

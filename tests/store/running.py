@@ -1,23 +1,37 @@
-"""A started store over SQLite or over the tables in memory, waited for with a bound."""
+"""A started store over each database or over the tables in memory, waited for with a bound."""
 
 import queue
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
 from stepwire_broker.core.definitions.stored_rows import StoredStep
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Outcome
 from stepwire_broker.store import Faults, Opened, Store, open_store
+from stepwire_broker.store.postgres.database import open_database as open_postgres
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import EventRow, HistoryCursor, TaskFilter
 
 from tests.memory_store.database import MemoryDatabase, begin_epoch
 from tests.memory_store.tables import Tables
+from tests.postgres.server import PostgresServer
 
 from .stored_rows import NOW, workflow_new
 
 PATIENCE_S = 20.0
+
+
+class PostgresPlace(NamedTuple):
+    """A schema of a server. The first start makes it."""
+
+    server: PostgresServer
+    schema: str
+    port: int = 0  # of a proxy or a pooler
+
+    def settings(self) -> DatabaseSettings:
+        url = self.server.url(port=self.port) if self.port else self.server.socket_url()
+        return DatabaseSettings(url=url, pool_size=2, schema=self.schema, lanes=1)
 
 
 class MemoryPlace:
@@ -27,10 +41,15 @@ class MemoryPlace:
         self.tables = Tables()
 
 
-def open_at(place: Path | MemoryPlace, broker: str = "b1", *, lease_ms: int = 10_000, entropy: int = 0xABC) -> Store:
+Place: TypeAlias = Path | MemoryPlace | PostgresPlace
+
+
+def open_at(place: Place, broker: str = "b1", *, lease_ms: int = 10_000, entropy: int = 0xABC) -> Store:
     if isinstance(place, MemoryPlace):
         opened = begin_epoch(place.tables, broker, lease_ms, entropy)
         return Store(MemoryDatabase(place.tables, opened))
+    if isinstance(place, PostgresPlace):
+        return Store(open_postgres(place.settings(), broker, lease_ms=lease_ms, wall_ms=NOW, entropy=entropy))
     settings = DatabaseSettings(url=f"sqlite:///{place}", pool_size=2)
     return open_store(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=entropy)
 
@@ -40,7 +59,7 @@ class Running:
 
     def __init__(
         self,
-        place: Path | MemoryPlace,
+        place: Place,
         broker: str = "b1",
         faults: Faults | None = None,
         lease_ms: int = 10_000,

@@ -5,17 +5,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import stepwire_broker
-from stepwire_broker.store.errors import StoreRefused
-from stepwire_broker.store.urls import scheme_of
 
 ROOT = Path(stepwire_broker.__file__).parent
 ADAPTER = ROOT / "store" / "sqlite"
 
 # What operates on the database file itself, or measures SQLite.
-MAY_IMPORT_THE_ADAPTER = {"store/store.py", "cli/db.py", "cli/config_commands.py", "cli/doctor.py", "bench/product.py"}
-MAY_IMPORT_THE_ADAPTER |= {"cli/audit.py", "cli/doctor_audit.py", "engine.py", "erasures.py"}
+MAY_IMPORT_THE_ADAPTER = {"store/store.py", "cli/db.py", "cli/doctor.py", "bench/product.py"}
+MAY_IMPORT_THE_ADAPTER |= {"cli/audit.py", "cli/doctor_audit.py", "erasures.py"}
 MAY_IMPORT_THE_DRIVER = {"cli/db.py", "cli/doctor.py", "cli/bench.py", "cli/version.py", "bench/bare.py"}
 MAY_IMPORT_THE_DRIVER |= {"cli/doctor_audit.py"}
 
@@ -54,11 +51,6 @@ def test_the_driver_of_postgresql_is_imported_by_its_adapter_only() -> None:
     users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "psycopg" in imports(path.read_text())}
     assert users
     assert all(user.startswith("store/postgres/") for user in users - {"cli/version.py"})
-
-
-def test_no_url_leads_to_postgresql_before_its_store_is_whole() -> None:
-    with pytest.raises(StoreRefused, match="this broker stores its state in SQLite"):
-        scheme_of("postgresql://user@host/database")
 
 
 def test_sql_of_sqlite_is_written_in_its_adapter_only() -> None:

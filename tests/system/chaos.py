@@ -5,19 +5,20 @@
 
 Every cycle waits until enough deliveries are in flight, then injects one of the chosen faults. `broker` kills the
 broker at any moment, `commit` just before or just after a COMMIT. `worker` kills a worker and starts another. `pause`
-suspends a worker past its lease, `freeze` the broker. Clients repeat every submission until it is acknowledged. At the
-end all tasks have time to finish. Every broken promise is printed, and the exit code is then 1.
+suspends a worker past its lease, `freeze` the broker. With `--postgres`, `server` crashes the server of the database.
+Clients repeat every submission until it is acknowledged. At the end all tasks have time to finish. Every broken promise
+is printed, and the exit code is then 1.
 """
 
 import argparse
 import math
 import random
-import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from tests.checker import Verdict, judge, page
@@ -25,7 +26,7 @@ from tests.checker import Verdict, judge, page
 from .harness import END_BOUND_S, Program, Site, Stuck, eventually, workflow
 from .ledger import now_ns
 
-FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze")
+FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze", "server")
 CYCLE_BOUND_S: Final = 60.0
 SETTLE_BOUND_S: Final = 120.0
 SPREAD_MS: Final = 300  # a kill comes at a random moment within this time from the start of its cycle
@@ -191,12 +192,20 @@ def _stop_past_the_lease(program: Program, chance: random.Random, campaign: Camp
     program.go_on()
 
 
+def _crash_server(site: Site, workers: list[Program], chance: random.Random, campaign: Campaign) -> Done:
+    """Crash the server of the database, which then recovers. Only a site with a server has this fault."""
+    down_ns = now_ns()
+    site.crash_server()
+    return 0.0, (now_ns() - down_ns) / 1e9
+
+
 _FAULTS: Final = {
     "broker": _kill_broker,
     "commit": _kill_at_commit,
     "worker": _kill_worker,
     "pause": _pause_worker,
     "freeze": _freeze_broker,
+    "server": _crash_server,
 }
 
 
@@ -207,14 +216,7 @@ def _in_flight(site: Site, least: int) -> int | None:
 
 def open_tasks(site: Site) -> int:
     """Count the open tasks. A task that waits for a held step will not end by itself and is not counted."""
-    connection = sqlite3.connect(f"{site.database.as_uri()}?mode=ro", uri=True)
-    try:
-        (count,) = connection.execute(
-            "SELECT count(*) FROM tasks WHERE finished_ms IS NULL AND attention IS NULL"
-        ).fetchone()
-        return int(count)
-    finally:
-        connection.close()
+    return int(site.number("SELECT count(*) FROM tasks WHERE finished_ms IS NULL AND attention IS NULL"))
 
 
 def main() -> None:
@@ -229,14 +231,16 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=400)
     parser.add_argument("--lease-ms", type=int, default=10_000)
     parser.add_argument("--transport", choices=["ipc", "tcp"], default="ipc")
+    parser.add_argument("--postgres", action="store_true", help="store the state on a server of the campaign's own")
     options = parser.parse_args()
     faults = tuple(options.faults.split(","))
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"--faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
-    campaign = Campaign(**{**vars(options), "faults": faults})
+    members = {name: value for name, value in vars(options).items() if name in Campaign._fields}
+    campaign = Campaign(**{**members, "faults": faults})
     settings = {"bus.lease_ms": campaign.lease_ms, "bus.heartbeat_ms": campaign.lease_ms // 5}
     began = time.monotonic()
-    with Site(options.transport, settings) as site:
+    with _site(options, settings) as site:
         try:
             verdict, cycles = run(site, campaign, lambda text: print(text, flush=True))
         except (Stuck, AssertionError) as error:
@@ -252,6 +256,19 @@ def main() -> None:
         if verdict.violations:
             print(page(verdict))
         sys.exit(bool(verdict.violations))
+
+
+@contextmanager
+def _site(options: argparse.Namespace, settings: dict[str, Any]) -> Iterator[Site]:
+    if not options.postgres:
+        with Site(options.transport, settings) as site:
+            yield site
+        return
+    from tests.postgres.server import PostgresServer
+    from tests.postgres.site import PostgresSite
+
+    with PostgresServer() as server, PostgresSite(server, "chaos", settings) as site:
+        yield site
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -416,6 +418,14 @@ class Site:
     def database(self) -> Path:
         url = str(self.settings.get("database.url", "sqlite:///.stepwire/state.db"))
         return self.directory / url.removeprefix("sqlite:///")
+
+    def number(self, query: str) -> int:
+        """Return the only value of a query, read from the database itself."""
+        with closing(sqlite3.connect(f"{self.database.as_uri()}?mode=ro", uri=True)) as connection:
+            return int(connection.execute(query).fetchone()[0])
+
+    def crash_server(self) -> None:
+        raise AssertionError("SQLite has no server")
 
     def transcripts(self) -> Iterator[tuple[str, str]]:
         """Yield the output of every process, or the end of a long one."""

@@ -68,7 +68,7 @@ def check(settings: "Settings") -> None:
     from stepwire_broker.executors.host import BadExecutor
     from stepwire_broker.executors.registry import Executors, known
 
-    check_database(settings)
+    check_database(settings, connects=True)
     try:
         is_strict = settings.security.strict
         check_listen(settings.http, is_strict=is_strict)
@@ -83,13 +83,14 @@ def check(settings: "Settings") -> None:
         raise Failure(Exit.USAGE, str(error)) from None
 
 
-def check_database(settings: "Settings") -> None:
-    """Refuse a database that no broker can use. Nothing is opened."""
-    from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite.opening import path_of
+def check_database(settings: "Settings", *, connects: bool = False) -> None:
+    """Refuse a database that no broker can use. No file is opened; `connects`: a server is asked."""
+    from stepwire_broker.store import StoreRefused, check_server, check_settings
 
     try:
-        path_of(settings.database.url)
+        check_settings(settings.database)
+        if connects:
+            check_server(settings.database)
     except StoreRefused as error:
         text = loader.shown_without_password(str(error), settings.database.url)
         raise Failure(Exit.USAGE, text) from None

@@ -50,7 +50,7 @@ def status(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "the running broker shows its tasks: stepwire overview")
     with refusals(), closing(backup.open_stored(path)) as connection:
         status = read(connection, path.absolute(), settings.retention, _now_ms())
     lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))
@@ -131,7 +131,7 @@ def backup(options: Options, file: Path) -> None:
     """Copy the database into FILE, as of one moment, while the broker runs. FILE must not exist."""
     from stepwire_broker.store.sqlite.backup import backup as make
 
-    _, path = database_of(options)
+    _, path = database_of(options, "use PostgreSQL's own tools: pg_dump, or pg_basebackup")
     with refusals():
         is_recorded = _record_backup(options, path, file)
     with refusals(), _bars(options) as show:
@@ -177,7 +177,7 @@ def restore(options: Options, file: Path) -> None:
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.restore import restore as put_back
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "stop the brokers, and use PostgreSQL's own tools: pg_restore")
     process = holder(path)
     if process is not None:
         raise Failure(
@@ -256,7 +256,7 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
 
     from . import logs
 
-    settings, path = database_of(options)
+    settings, path = database_of(options, "the running broker removes old tasks by itself")
     with refusals():
         with closing(backup.open_stored(path)) as connection:
             count = expired(connection, settings.retention, _now_ms())
@@ -309,12 +309,26 @@ def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
 
 
 @db.command()
+@click.option("--sql", "as_sql", is_flag=True, help="PostgreSQL: print the statements, and connect to no server.")
+@click.option("--dry-run", is_flag=True, help="PostgreSQL: change nothing.")
 @click.pass_obj
-def upgrade(options: Options) -> None:
-    """Print the schema of the database. `stepwire serve` upgrades a SQLite database when it starts."""
+def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
+    """Print the schema of the database; on PostgreSQL, make the tables of an empty schema.
+
+    `stepwire serve` makes the tables too, and upgrades a SQLite database when it starts.
+    """
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
 
+    settings = load(options).settings
+    with refusals():
+        is_server = scheme_of(settings.database.url) == POSTGRESQL
+    if is_server:
+        _upgrade_server(options, settings, as_sql=as_sql, dry_run=dry_run)
+        return
+    if as_sql or dry_run:
+        raise Failure(Exit.USAGE, "--sql and --dry-run are for PostgreSQL, and database.url leads to SQLite")
     _, path = database_of(options)
     with refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
@@ -324,15 +338,60 @@ def upgrade(options: Options) -> None:
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
 
 
+def _upgrade_server(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool) -> None:
+    from stepwire_broker.store.postgres import administration
+    from stepwire_broker.store.postgres.schema import creation, read_schema_name
+
+    with refusals():
+        if as_sql:
+            schema = read_schema_name(settings.database.schema)
+            click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
+            return
+        done = administration.upgrade(settings.database, changes=not dry_run)
+    if done.made:
+        text = f"the tables were made in the schema {done.schema}, version {done.version}"
+    elif done.is_needed:
+        text = f"the schema {done.schema} has no tables: `stepwire db upgrade` makes version {done.version}"
+    else:
+        text = f"the schema {done.schema} has version {done.version}, the one that this program expects"
+    output.one(options, done, text)
+
+
+@db.command()
+@click.argument("count", metavar="N", type=click.IntRange(min=1))
+@click.pass_obj
+def lanes(options: Options, count: int) -> None:
+    """Let a PostgreSQL database have N lanes, which write in parallel. Lanes are added, and never removed.
+
+    A running broker does not notice: set `database.lanes` to N, and start it again.
+    """
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
+
+    settings = load(options).settings
+    with refusals():
+        if scheme_of(settings.database.url) != POSTGRESQL:
+            raise Failure(Exit.USAGE, "a SQLite database has one lane", "")
+        from stepwire_broker.store.postgres import administration
+
+        before = administration.make_lanes(settings.database, count)
+    text = f"{counted(count, 'lane')}, {count - before} of them new; set database.lanes: {count}"
+    output.one(options, {"lanes": count, "before": before}, text)
+
+
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def database_of(options: Options) -> "tuple[Settings, Path]":
+def database_of(options: Options, instead: str = "") -> "tuple[Settings, Path]":
+    """Return the settings and the file of the database. `instead`: what an operator of PostgreSQL does."""
     from stepwire_broker.store.errors import StoreRefused
     from stepwire_broker.store.sqlite.opening import path_of
+    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
 
     settings = load(options).settings
     try:
+        if scheme_of(settings.database.url) == POSTGRESQL:
+            text = "this command works on the file of a SQLite database, and database.url leads to PostgreSQL"
+            raise Failure(Exit.USAGE, text, instead)
         return settings, path_of(settings.database.url)
     except StoreRefused as error:
         raise Failure(Exit.USAGE, str(error)) from None

@@ -150,7 +150,7 @@ def files(settings: Settings) -> Iterator[Finding]:
     """Files that exist must be accessible to their owner only. The first start creates missing files."""
     from stepwire_broker.api.token import STATE_DIR, TOKEN_FILE
     from stepwire_broker.bus.endpoints import EndpointRefused, Protection, read_endpoint
-    from stepwire_broker.store.errors import StoreRefused
+    from stepwire_broker.store import StoreRefused, check_server
     from stepwire_broker.store.sqlite.opening import faults_of_place, path_of
 
     private: dict[str, Path] = {"state directory": STATE_DIR}
@@ -159,10 +159,14 @@ def files(settings: Settings) -> Iterator[Finding]:
     elif not settings.security.strict:
         private["token"] = TOKEN_FILE
     try:
-        database = path_of(settings.database.url)
+        server = check_server(settings.database)
+        database = None if server is not None else path_of(settings.database.url)
     except StoreRefused as error:
+        server = database = None
         yield Finding("red", "database", loader.shown_without_password(str(error), settings.database.url))
-    else:
+    if server is not None:
+        yield Finding("ok", "database", server)
+    if database is not None:
         for name, suffix in (("database", ""), ("database log", "-wal"), ("database lock", ".lock")):
             private[name] = Path(f"{database}{suffix}")
         yield from _disk(database)

@@ -4,6 +4,6 @@ from stepwire_broker.core.definitions.stored_rows import Opened
 
 from .errors import StoreRefused
 from .lane import Faults
-from .store import Store, open_store
+from .store import Store, check_server, check_settings, open_store
 
-__all__ = ["Faults", "Opened", "Store", "StoreRefused", "open_store"]
+__all__ = ["Faults", "Opened", "Store", "StoreRefused", "check_server", "check_settings", "open_store"]

@@ -17,3 +17,7 @@ class WouldReplace(StoreRefused):
 
 class NotThere(StoreRefused):
     """The database does not exist."""
+
+
+class TaskIsGone(BrokerError):
+    """The task had ended, and retention has removed it before its change was written."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from stepwire_broker.core.model.commit_group import (
     AttentionChanged,
@@ -29,7 +29,6 @@ from stepwire_broker.core.model.commit_group import (
     Parked,
     Rejected,
     StallCode,
-    Stalled,
     StepChanged,
     StepCompleted,
     StepDispatched,
@@ -46,10 +45,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.errors import BrokerError
 
 from . import keys, pieces
-
-PAUSE_MS: Final = 50
-PAUSE_MAX_MS: Final = 500
-STALL_REPEAT_MS: Final = 1_000
+from .stalls import Stall
 
 Report: TypeAlias = Callable[[Outcome], object]
 
@@ -92,6 +88,10 @@ class StoredDigest(NamedTuple):
     digest: str
 
 
+class NotAdvanced(BrokerError):
+    """The lane is not at the sequence before the group's, or it belongs to another epoch."""
+
+
 class LaneWriter(Protocol):
     """The port of a lane to its database: one connection, in the database's own SQL. Every method may raise an error
     that `trouble` classifies."""
@@ -102,11 +102,12 @@ class LaneWriter(Protocol):
     def abandon(self) -> None:
         """End an open transaction in any state. Never raises."""
 
-    def advance(self, seq: int) -> bool:
-        """Move the lane from seq - 1 to seq. False if the lane is at another sequence or belongs to another epoch."""
+    def advance(self, seq: int) -> None:
+        """Move the lane from seq - 1 to seq. Raises NotAdvanced if the lane is at another sequence or belongs to
+        another epoch. A writer that collects statements may raise it at any later call of the same transaction."""
 
     def position(self) -> int | None:
-        """Return the lane's last committed sequence; None when the lane belongs to another epoch."""
+        """Return the lane's last committed sequence, after NotAdvanced; None when the lane belongs to another epoch."""
 
     def savepoint(self) -> None: ...
     def release(self) -> None: ...
@@ -202,10 +203,14 @@ class Lane:
         """Run work on the database between two groups, in the writer's thread. Groups wait meanwhile."""
         self._groups.put(work)
 
+    def end(self) -> None:
+        """Let the writer end after the queued groups."""
+        self._groups.put("end")
+
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
         outcome was not reported."""
-        self._groups.put("end")
+        self.end()
         self._thread.join(timeout_s)
         finished = not self._thread.is_alive()
         self._give_up.set()
@@ -262,7 +267,8 @@ class Lane:
         writing = Writing(self._number, self._writer, group, self._faults)
         stall = Stall(self._number, group.seq)
         while isinstance(result := writing.attempt(), Trouble):
-            if (stalled := stall.again(result, time.monotonic())) is not None:
+            assert result.code is not None, result
+            if (stalled := stall.again(result.code, result.error, time.monotonic())) is not None:
                 self._report(stalled)
             if self._give_up.wait(stall.pause_s()):
                 return None
@@ -293,11 +299,7 @@ class Writing:
         while True:
             try:
                 writer.begin()
-                if not writer.advance(group.seq):
-                    # Either an earlier attempt committed and its outcome was lost, or the lane is no longer ours.
-                    is_ours = writer.position() == group.seq
-                    writer.abandon()
-                    return self._written if is_ours and self._written is not None else Fenced(self._number)
+                writer.advance(group.seq)
                 done = self._outcome(group, self._write_in_pieces(group) if self._in_pieces else self._write(group))
                 if self._faults is not None:
                     self._faults.before_commit(group)
@@ -306,6 +308,8 @@ class Writing:
                 if self._faults is not None:
                     self._faults.after_commit(group)
                 return done
+            except NotAdvanced:
+                return self._not_advanced()
             except Exception as error:
                 trouble = writer.trouble(error)
                 writer.abandon()
@@ -314,6 +318,18 @@ class Writing:
             if trouble.kind == "broken" or self._in_pieces:
                 return Broken(self._number, trouble.error)
             self._in_pieces = True
+
+    def _not_advanced(self) -> Outcome | Trouble:
+        """Either an earlier attempt committed and its outcome was lost, or the lane is no longer ours."""
+        writer = self._writer
+        try:
+            is_ours = writer.position() == self._group.seq
+        except Exception as error:
+            trouble = writer.trouble(error)
+            return trouble if trouble.kind == "passing" else Broken(self._number, trouble.error)
+        finally:
+            writer.abandon()
+        return self._written if is_ours and self._written is not None else Fenced(self._number)
 
     def _outcome(self, group: CommitGroup, written: WriteResult) -> Committed:
         if group.unused_ids is not None:
@@ -453,25 +469,3 @@ def _refused(piece: pieces.Piece, error: str) -> WriteResult:
         set(piece.tasks),
         [] if part.submissions else [Rejected(task_id, error) for task_id in piece.tasks],
     )
-
-
-class Stall:
-    """The times of the next attempt and of the next report of a stall."""
-
-    def __init__(self, lane: int, seq: int) -> None:
-        self._lane = lane
-        self._seq = seq
-        self._code: StallCode | None = None
-        self._reported_at = 0.0
-        self._pause_ms = PAUSE_MS // 2
-
-    def again(self, trouble: Trouble, now_s: float) -> Stalled | None:
-        if trouble.code == self._code and now_s - self._reported_at < STALL_REPEAT_MS / 1000:
-            return None
-        assert trouble.code is not None, trouble
-        self._code, self._reported_at = trouble.code, now_s
-        return Stalled(self._lane, self._seq, trouble.code, trouble.error)
-
-    def pause_s(self) -> float:
-        self._pause_ms = min(self._pause_ms * 2, PAUSE_MAX_MS)
-        return self._pause_ms / 1000

@@ -4,8 +4,9 @@ An adapter opens a `Database`. Further protocols are in lane.py (`LaneWriter`), 
 retention.py (`PruneStatements`, the statements that remove old tasks).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
@@ -64,7 +65,12 @@ class Database(Protocol):
     def opened(self) -> Opened: ...
 
     @property
-    def writer(self) -> LaneWriter: ...
+    def file(self) -> Path | None:
+        """Return the path of the database's only file; None if a server keeps the database."""
+
+    @property
+    def writers(self) -> Mapping[int, LaneWriter]:
+        """By lane."""
 
     @property
     def readers(self) -> Readers: ...
@@ -73,7 +79,8 @@ class Database(Protocol):
     def cleaning(self) -> Cleaning: ...
 
     @property
-    def pruning(self) -> PruneStatements: ...
+    def pruning(self) -> Mapping[int, PruneStatements]:
+        """By lane."""
 
     def lost(self) -> str | None:
         """Return why the database is no longer the one that was opened, for example because its file was removed; None

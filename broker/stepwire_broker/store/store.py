@@ -2,6 +2,7 @@
 store has no policy: the core decides about writes and reads.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Concatenate, Final, ParamSpec, TypeVar
@@ -14,18 +15,48 @@ from .ports import Cleaning, Database, OpenDatabase
 from .queries import Queries
 from .retention import Retention
 from .sqlite.database import open_database as open_sqlite
-from .urls import scheme_of
+from .sqlite.opening import path_of
+from .urls import POSTGRESQL, SQLITE, scheme_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ADAPTERS: Final[dict[str, OpenDatabase]] = {"sqlite": open_sqlite}  # by the scheme of the URL
+
+def _postgresql() -> OpenDatabase:
+    from .postgres.database import open_database  # loads the driver, which few brokers need
+
+    return open_database
+
+
+ADAPTERS: Final[dict[str, Callable[[], OpenDatabase]]] = {SQLITE: lambda: open_sqlite, POSTGRESQL: _postgresql}
+
+
+def check_settings(settings: DatabaseSettings) -> None:
+    """Refuse settings that lead to no database, without a connection. Raises StoreRefused."""
+    if scheme_of(settings.url) == SQLITE:
+        path_of(settings.url)
+        return
+    from .postgres.address import read_address
+    from .postgres.schema import read_schema_name
+
+    read_address(settings.url)
+    read_schema_name(settings.schema)
+
+
+def check_server(settings: DatabaseSettings) -> str | None:
+    """Connect, and check what a start checks. Returns a description of the server; None if the database has none.
+    Raises StoreRefused."""
+    if scheme_of(settings.url) == SQLITE:
+        return None
+    from .postgres.database import check
+
+    return check(settings)
 
 
 def open_store(settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int) -> "Store":
     """Lock, check and migrate the database of `settings.url`, and begin a new epoch in it. `entropy` is 128 random
     bits. Raises StoreRefused, which names the remedy, when the database cannot be used."""
-    open_database = ADAPTERS[scheme_of(settings.url)]
+    open_database = ADAPTERS[scheme_of(settings.url)]()
     return Store(open_database(settings, broker_id, lease_ms=lease_ms, wall_ms=wall_ms, entropy=entropy))
 
 
@@ -34,30 +65,34 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.opened = database.opened
+        self.file = database.file
         self._database = database
         self._readers = database.readers
-        self._lane: Lane | None = None
-        self._retention: Retention | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._retention: dict[int, Retention] = {}
         self._is_all_written: bool | None = None  # what `close` returned
 
     def start(self, report: Report, faults: Faults | None = None, retention: RetentionSettings | None = None) -> None:
-        """Begin to write groups and to remove old rows. The writer's thread calls `report` with each outcome."""
-        assert self._lane is None, "the store was started before"
-        self._retention = None if retention is None else Retention(self._database.pruning, retention)
-        (lane,) = self.opened.lanes
-        self._lane = Lane(lane, self._database.writer, report, faults, self._retention)
-        self._lane.start()
+        """Begin to write groups and to remove old rows. The writers' threads call `report` with each outcome."""
+        assert not self._lanes, "the store was started before"
+        if retention is not None:
+            pruning = self._database.pruning
+            self._retention = {lane: Retention(statements, retention) for lane, statements in pruning.items()}
+        for number, writer in self._database.writers.items():
+            self._lanes[number] = Lane(number, writer, report, faults, self._retention.get(number))
+        for lane in self._lanes.values():
+            lane.start()
 
     def prune(self) -> None:
         """Remove old tasks now, rather than within a minute."""
-        assert self._lane is not None, "the store was not started"
-        if self._retention is not None:
-            self._retention.ask()
-            self._lane.look()
+        assert self._lanes, "the store was not started"
+        for number, retention in self._retention.items():
+            retention.ask()
+            self._lanes[number].look()
 
     def clean(self, work: Callable[[Cleaning], T]) -> Future[T]:
-        """Do work of erasures on the file between two groups, in the writer's thread. Groups wait meanwhile."""
-        assert self._lane is not None, "the store was not started"
+        """Do work of erasures on the file between two groups, in a writer's thread. Its groups wait meanwhile."""
+        assert self._lanes, "the store was not started"
         future: Future[T] = Future()
 
         def run() -> None:
@@ -67,13 +102,12 @@ class Store:
                 future.set_exception(error)
                 raise  # the lane decides whether the database is broken
 
-        self._lane.aside(run)
+        self._lanes[min(self._lanes)].aside(run)
         return future
 
     def put(self, group: CommitGroup) -> None:
-        """Queue a group. Groups are written in order. Never waits."""
-        assert self._lane is not None, "the store was not started"
-        self._lane.put(group)
+        """Queue a group. The groups of a lane are written in order. Never waits."""
+        self._lanes[group.lane].put(group)
 
     def read(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `query(queries, …)` in a reader's thread: see queries.py."""
@@ -97,10 +131,13 @@ class Store:
         not be written, and its outcome was not reported."""
         if self._is_all_written is None:
             self._readers.close()
-            if self._lane is None:
-                self._database.writer.close()
-                self._is_all_written = True
-            else:
-                self._is_all_written = self._lane.close(timeout_s)
+            if not self._lanes:
+                for writer in self._database.writers.values():
+                    writer.close()
+            until_s = time.monotonic() + timeout_s
+            for lane in self._lanes.values():
+                lane.end()
+            are_written = [lane.close(max(0.0, until_s - time.monotonic())) for lane in self._lanes.values()]
+            self._is_all_written = all(are_written)
             self._database.release()
         return self._is_all_written

@@ -4,15 +4,17 @@ from typing import Final
 
 from .errors import StoreRefused
 
-SCHEMES: Final = ("sqlite",)
+SQLITE: Final = "sqlite"
+POSTGRESQL: Final = "postgresql"
+SCHEMES: Final = {"sqlite": SQLITE, "postgresql": POSTGRESQL, "postgres": POSTGRESQL}
 
 
 def scheme_of(url: str) -> str:
-    """Return the URL's scheme, which selects the adapter. Raises StoreRefused for an unsupported database."""
+    """Return the kind of database, which selects the adapter. Raises StoreRefused for an unsupported database."""
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise StoreRefused(
-            f"database.url is {url!r}: this broker stores its state in SQLite, so the URL needs a form like "
-            "sqlite:///.stepwire/state.db"
+            f"database.url is {url!r}: it needs a form like sqlite:///.stepwire/state.db, or like "
+            "postgresql://user@host/database"
         )
-    return scheme
+    return SCHEMES[scheme]

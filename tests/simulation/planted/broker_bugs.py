@@ -21,6 +21,7 @@ from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.routing.level0_handlers import Level0Handlers, Recorded
 from stepwire_broker.core.workers import batch_answers, hello, level0, loss, step_results
 from stepwire_broker.store import lane
+from stepwire_broker.store.lane import NotAdvanced
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
@@ -353,8 +354,12 @@ def _unknown_is_failed(plant: Plant) -> None:
 
 
 def _applied_twice(plant: Plant) -> None:
-    def advance(original: Any, self: Any, seq: int) -> bool:
-        return bool(original(self, seq)) or self.position() == seq
+    def advance(original: Any, self: Any, seq: int) -> None:
+        try:
+            original(self, seq)
+        except NotAdvanced:
+            if self.position() != seq:
+                raise
 
     plant.method(MemoryWriter, "advance", advance)
     plant.method(SqliteWriter, "advance", advance)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import AuditNew, ControlChanged
 from stepwire_broker.store import retention
 from stepwire_broker.store.audit_chain import START, AuditRow, faults
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.retention import Retention
 from stepwire_broker.store.rows import AuditFilter
 
-from tests.store.running import MemoryPlace, Running
+from tests.store.running import Place, Running
 from tests.store.stored_rows import NOW, fact, submission, task_changed, workflow_new
 
-Place = Path | MemoryPlace
 DAY_MS = 24 * 3600 * 1000
 
 
@@ -101,7 +100,7 @@ def test_no_reason_keeps_a_row_out_of_the_chain(place: Place, reason: str) -> No
 @contextmanager
 def retaining(run: Running, clock: Callable[[], float] = lambda: 0.0) -> Iterator[Retention]:
     settings = RetentionSettings(audit_ms=400 * DAY_MS)
-    yield Retention(run.store._database.pruning, settings, wall_ms=lambda: NOW, mono_s=clock)
+    yield Retention(run.store._database.pruning[LANE], settings, wall_ms=lambda: NOW, mono_s=clock)
 
 
 def prune(run: Running) -> int:

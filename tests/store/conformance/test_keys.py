@@ -1,14 +1,10 @@
 """Idempotency keys: the first task that inserts a key owns it, in the same transaction. Every store promises this."""
 
-from pathlib import Path
-
 from stepwire_broker.core.model.commit_group import Key
 from stepwire_broker.store.rows import StepFilter
 
-from tests.store.running import MemoryPlace, Running
+from tests.store.running import Place, Running
 from tests.store.stored_rows import dispatched, fact, submission, task_changed
-
-Place = Path | MemoryPlace
 
 
 def test_the_same_key_with_the_same_content_names_the_stored_task(place: Place) -> None:

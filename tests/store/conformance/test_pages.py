@@ -2,7 +2,6 @@
 them alike."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from stepwire_broker.core.model.commit_group import AttentionChanged, Key
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.rows import HistoryCursor, ListPoint, StepFilter, TaskFilter
 
-from tests.store.running import MemoryPlace, Running
+from tests.store.running import Place, Running
 from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission
-
-Place = Path | MemoryPlace
 
 RESIDENT = 16 * 1024
 STORED: dict[str, Any] = {"stored": True, "wake_ms": 0}
@@ -245,6 +242,16 @@ def test_tasks_are_listed_by_filter_the_newest_first(place: Place, wanted: TaskF
             submissions=[submission(i, i, keys=keys, **{"created_ms": NOW + i, **row}) for i, row in rows.items()]
         )
         assert [t.id for t in run.queries.tasks(wanted)] == ids
+
+
+def test_a_filter_that_no_stored_text_can_match_finds_nothing(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        assert run.queries.tasks(TaskFilter(namespace="\0")) == []
+        assert run.queries.tasks(TaskFilter(key="a\0b", label=("\0", "x"))) == []
+        assert run.queries.steps(StepFilter(handler_class="\0")) == []
+        assert run.queries.workflow_rows("\0") == []
 
 
 def test_a_key_is_found_in_every_namespace_or_in_one(place: Place) -> None:

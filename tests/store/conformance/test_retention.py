@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import AttentionChanged, Parked, StepStderr
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.retention import Pruned, Retention
 from stepwire_broker.store.rows import StepFilter, TaskFilter
 
-from tests.store.running import MemoryPlace, Running
+from tests.store.running import Place, Running
 from tests.store.stored_rows import NOW, completed, fact, step_changed, step_new, submission, task_changed
-
-Place = Path | MemoryPlace
 
 DAY_MS = 24 * 3600 * 1000
 WEEK_AND_MONTH = RetentionSettings(completed_ms=7 * DAY_MS, failed_ms=30 * DAY_MS)
@@ -43,7 +41,7 @@ def retaining(run: Running, step_s: float = 0.0) -> Iterator[Retention]:
         now_s[0] += step_s
         return now_s[0]
 
-    yield Retention(run.store._database.pruning, WEEK_AND_MONTH, wall_ms=lambda: NOW, mono_s=mono_s)
+    yield Retention(run.store._database.pruning[LANE], WEEK_AND_MONTH, wall_ms=lambda: NOW, mono_s=mono_s)
 
 
 def prune(run: Running) -> Pruned:

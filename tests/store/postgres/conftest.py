@@ -1,4 +1,4 @@
-"""One server for the tests of a process, and a schema for each test."""
+"""A schema for each test, and connections."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,19 +14,12 @@ from tests.postgres.server import PostgresServer
 _NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[PostgresServer]:
-    """A server that tests may restart, and leave as it was."""
-    with PostgresServer() as running:
-        yield running
-
-
 @pytest.fixture
 def schema(server: PostgresServer) -> Iterator[str]:
     """A schema with tables and two lanes."""
     name = f"test_{next(_NUMBERS)}"
     with server.connect() as connection:
-        create_tables(connection, name, lanes=2)
+        create_tables(connection, name, lanes=2, first=0)
     yield name
     server.sql(f"DROP SCHEMA {name} CASCADE")
 

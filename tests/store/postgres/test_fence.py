@@ -48,7 +48,7 @@ def take(server: PostgresServer, schema: str) -> int:
 
 
 def marks(server: PostgresServer, schema: str) -> list[str]:
-    return [row[0] for row in server.sql(f"SELECT name FROM {schema}.meta ORDER BY name")]
+    return [row[0] for row in server.sql(f"SELECT name FROM {schema}.meta WHERE name <> 'schema' ORDER BY name")]
 
 
 def ends(server: PostgresServer, schema: str) -> tuple[int, int]:

@@ -23,10 +23,8 @@ def open_readers(server: PostgresServer) -> Iterator[Callable[..., Readers]]:
 
     def make(url: str | None = None, count: int = 2, **changes: Any) -> Readers:
         address = read_address(url or server.socket_url())
-        changes = {"wait_s": PATIENCE_S} | changes
-        opened.append(
-            PostgresReaders(address, count, lambda connection: connection, is_prepared=url is None, **changes)
-        )
+        changes = {"wait_s": PATIENCE_S, "is_prepared": url is None} | changes
+        opened.append(PostgresReaders(address, count, lambda connection: connection, schema="public", **changes))
         return opened[-1]
 
     yield make

@@ -69,7 +69,8 @@ def test_every_hot_statement_finds_its_rows_by_an_index(
     server.sql(f"DELETE FROM {schema}.commits WHERE lane = 0 AND seq > 0")
     hot = HotStatements(schema)
     cases = [
-        *((statement, "('[]', 0)") for statement in (hot.steps_dispatched, hot.steps_completed, hot.steps_changed)),
+        *((statement, "('[]')") for statement in (hot.steps_dispatched, hot.steps_completed, hot.steps_changed)),
+        *((statement, "('[]')") for statement in (hot.steps_output, hot.steps_stderr)),
         (hot.tasks_changed, "('[]', 0)"),
         *((statement, "('[]')") for statement in (hot.tasks_new, hot.steps_new, hot.history)),
         (hot.load_left, "(0, 0, 0, 200)"),
@@ -116,15 +117,15 @@ def test_a_group_writes_its_rows_as_they_were_given(server: PostgresServer, sche
     assert kinds == ["submitted", *["dispatched", "completed"] * 4]
 
 
-def test_a_change_of_a_missing_row_fails_the_whole_group(
+def test_a_change_of_a_missing_task_fails_the_whole_group(
     server: PostgresServer, schema: str, open_pipeline: Open
 ) -> None:
     hot = HotStatements(schema)
     pipeline = open_pipeline()
-    row = {"id": 77, "output": "1", "output_bytes": 1, "finished_ms": 1, "run_ms": 1}
+    row = {"id": 77, "state": "running", "cancelling": False, "stored": False}
     fence = StatementCall(Fence(schema).statement, (0, 0, 1))
-    with pytest.raises(StatementFailed, match="rows of steps are missing: 1") as failed:
-        pipeline.run([BEGIN, fence, StatementCall(hot.steps_completed, (json.dumps([row]), 1)), COMMIT])
+    with pytest.raises(StatementFailed, match="rows of tasks are missing: 1") as failed:
+        pipeline.run([BEGIN, fence, StatementCall(hot.tasks_changed, (json.dumps([row]), 1)), COMMIT])
     assert failed.value.sqlstate == "22P02"
     assert pipeline.roll_back()
     assert server.sql(f"SELECT max(seq) FROM {schema}.commits WHERE lane = 0") == [(0,)]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 
 from tests.store.conformance.test_audit import audit_new
@@ -11,7 +12,7 @@ from tests.store.stored_rows import completed, dispatched, submission
 
 def test_a_group_of_steps_runs_no_statement_on_the_tables_of_the_audit(tmp_path: Path) -> None:
     with Running(tmp_path / "state.db") as run:
-        writer = run.store._database.writer
+        writer = run.store._database.writers[LANE]
         assert isinstance(writer, SqliteWriter)
         statements: list[str] = []
         writer.connection.set_trace_callback(statements.append)

@@ -15,6 +15,7 @@ from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from stepwire_broker.core.model.commit_group import AuditNew, Committed
 from stepwire_broker.store import StoreRefused, open_store
+from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.migrate import HEAD, SCHEMA, revision, schema, upgrade
 from stepwire_broker.store.sqlite.opening import path_of
@@ -255,7 +256,7 @@ def test_the_directory_and_the_files_are_readable_by_their_owner_only(database: 
 def test_every_commit_is_synced_and_the_connection_has_its_pragmas(database: Path) -> None:
     settings = DatabaseSettings(url=f"sqlite:///{database}")
     store = open_store(settings, "b1", lease_ms=1, wall_ms=NOW, entropy=1)
-    execute = store._database.writer.execute
+    execute = store._database.writers[LANE].execute
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "mmap_size": 0, "trusted_schema": 0}
     assert {name: execute(f"PRAGMA {name}").fetchone()[0] for name in wanted} == wanted
     store.close(1.0)
@@ -345,7 +346,7 @@ def test_three_slashes_are_relative_and_four_are_absolute(url: str, path: str) -
     ("url", "says"),
     [
         ("state.db", "needs a form like"),
-        ("postgresql://localhost/x", "stores its state in SQLite"),
+        ("postgresql://localhost/x", "works on the file of a SQLite database"),
         ("sqlite://state.db", "three slashes"),
         ("sqlite://", "three slashes"),
         ("sqlite:///", "must name a file"),

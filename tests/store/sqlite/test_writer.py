@@ -137,7 +137,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(database: Path) -> None:
     """The case of a connection that breaks between the server's COMMIT and its answer."""
     with Running(database) as run:
         run.workflow()
-        writer = run.store._database.writer
+        writer = run.store._database.writers[LANE]
         commit, answers = writer.commit, ["lost"]
 
         def commit_and_lose_the_answer() -> None:
@@ -291,7 +291,7 @@ def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_the_commit(database
         def fails(group: CommitGroup) -> None:
             raise io_error(sqlite3.SQLITE_IOERR_FSYNC)
 
-        run.store._database.writer.rest = fails  # type: ignore[method-assign]
+        run.store._database.writers[LANE].rest = fails  # type: ignore[method-assign]
         assert isinstance(run.write(history=[fact(1)]), Committed)
         assert isinstance(run.outcome(), Broken)
 

@@ -31,3 +31,7 @@ class FenceRaised(BrokerError):
     def __init__(self, verdict: Literal["lane_lost", "commits_lost", "end_misread"], error: str) -> None:
         super().__init__(error)
         self.verdict = verdict
+
+
+class NotYet(BrokerError):
+    """The group cannot be written at this moment, and nothing is wrong with it."""

@@ -40,18 +40,27 @@ class Fence:
     """The fence of one schema."""
 
     def __init__(self, schema: str, *, lock_ms: int = LOCK_MS) -> None:
-        self.statement = Statement(
-            "fence", _FENCE.format(schema=schema, kept=COMMITS_KEPT, lock_ms=lock_ms, idle_ms=IDLE_MS)
-        )
+        settings = _SETTINGS.format(lock_ms=lock_ms, idle_ms=IDLE_MS)
+        self.statement = Statement("fence", _FENCE.format(schema=schema, kept=COMMITS_KEPT, settings=settings))
+        self._lock = Statement("lock_lane", _LOCK.format(schema=schema, settings=settings))
         self._end = Statement("lane_end", _END.format(schema=schema))
 
     def call(self, position: Position) -> StatementCall:
         return StatementCall(self.statement, position)
 
+    def lock(self, lane: int, epoch: int) -> StatementCall:
+        """Lock the lane for a transaction without a sequence. No row: the lane belongs to another epoch."""
+        return StatementCall(self._lock, (lane, epoch))
+
     def judge(self, pipeline: Pipeline, position: Position, failure: StatementFailed) -> Verdict | None:
         """Read why the fence refused. None: another statement failed. The caller has rolled back."""
-        if failure.name != self.statement.name or failure.sqlstate not in (UNIQUE, DIVISION_BY_ZERO):
-            return None
+        return self.read(pipeline, position) if self.has_refused(failure) else None
+
+    def has_refused(self, failure: StatementFailed) -> bool:
+        return failure.name == self.statement.name and failure.sqlstate in (UNIQUE, DIVISION_BY_ZERO)
+
+    def read(self, pipeline: Pipeline, position: Position) -> Verdict:
+        """Read why the fence refused. The caller has rolled back."""
         (reply,) = pipeline.run([StatementCall(self._end, (position.lane, position.seq))])
         if not reply.rows:
             return "commits_lost"  # the lane itself is gone
@@ -81,16 +90,25 @@ def raised(position: Position, found: Verdict) -> FenceRaised | None:
 
 
 # The settings come first, so that the wait for the lane's row has its limit too.
-_FENCE: Final = """\
-WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', '{lock_ms}', true),
+_SETTINGS: Final = """\
+settings AS MATERIALIZED (SELECT set_config('lock_timeout', '{lock_ms}', true),
   set_config('idle_in_transaction_session_timeout', '{idle_ms}', true), set_config('enable_hashjoin', 'off', true),
-  set_config('enable_mergejoin', 'off', true), set_config('enable_seqscan', 'off', true)),
+  set_config('enable_mergejoin', 'off', true), set_config('enable_seqscan', 'off', true))"""
+
+_FENCE: Final = """\
+WITH {settings},
  mine AS (SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint
   FOR NO KEY UPDATE OF lanes),
  moved AS (INSERT INTO {schema}.commits (lane, seq, epoch) SELECT $1::int, $3::bigint, $2::bigint FROM mine
   WHERE EXISTS (SELECT 1 FROM {schema}.commits WHERE lane = $1::int AND seq = $3::bigint - 1) RETURNING 1),
  swept AS (DELETE FROM {schema}.commits WHERE lane = $1::int AND seq = $3::bigint - {kept})
 SELECT 1 / count(*) FROM moved"""
+
+# The row's lock is written to the log, so a standby confirms a transaction that does nothing else.
+_LOCK: Final = """\
+WITH {settings}
+SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint
+ FOR NO KEY UPDATE OF lanes"""
 
 _END: Final = """\
 SELECT l.epoch, (SELECT coalesce(max(seq), 0) FROM {schema}.commits WHERE lane = l.id),

@@ -45,7 +45,8 @@ class StatementReply(NamedTuple):
 BEGIN: Final = StatementCall(Statement("begin", "BEGIN ISOLATION LEVEL READ COMMITTED"))
 COMMIT: Final = StatementCall(Statement("commit", "COMMIT"))
 ROLLBACK: Final = StatementCall(Statement("rollback", "ROLLBACK"))
-UNPREPARED: Final = frozenset({"begin", "commit", "rollback"})  # without a plan that could be kept
+# Without a plan that could be kept.
+UNPREPARED: Final = frozenset({"begin", "commit", "rollback", "savepoint", "release", "undo"})
 
 
 class Pipeline:

@@ -1,7 +1,7 @@
 """Reading in parallel to the lanes: a few threads, each with its own connection, and two more for long reads.
 
-A reader has one connection for life and opens it again after a loss. Every query is one read-only transaction, so that
-it works through a pooler and leaves nothing open.
+A reader has one connection for life and opens it again after a loss. Every query is one read-only transaction, which
+sees one state. It works through a pooler and leaves nothing open.
 """
 
 import threading
@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import psycopg
+from psycopg import pq
 
 from stepwire_broker.errors import BrokerError
 
@@ -42,12 +43,14 @@ class PostgresReaders(Generic[Q]):
         count: int,
         queries: Callable[[PostgresConnection], Q],
         *,
+        schema: str,
         is_prepared: bool,
         wait_s: float = WAIT_S,
         read_ms: int = READ_MS,
     ) -> None:
         self._address = address
         self._queries = queries
+        self._schema = schema  # a checked name
         self._is_prepared = is_prepared
         self._wait_s = wait_s
         self._read_ms = read_ms
@@ -86,12 +89,14 @@ class PostgresReaders(Generic[Q]):
     def _run(self, limit_ms: int, query: Callable[[Q], T]) -> T:
         connection = self._connection()
         try:
-            with connection.transaction():
-                connection.execute("SET TRANSACTION READ ONLY")
-                connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(limit_ms),))
-                return query(self._queries(connection))
+            connection.execute(_BEGIN.format(limit_ms=limit_ms, schema=self._schema).encode())
+            result = query(self._queries(connection))
+            connection.execute("COMMIT")
+            return result
         except psycopg.Error as error:
             raise _failure(connection, error) from error
+        finally:
+            _end(connection)
 
     def _connection(self) -> PostgresConnection:
         connection: PostgresConnection | None = getattr(self._of_thread, "connection", None)
@@ -102,6 +107,22 @@ class PostgresReaders(Generic[Q]):
             connection.prepare_threshold = PREPARED_AFTER if self._is_prepared else None
             self._opened.add(connection)
         return connection
+
+
+# Settings are the transaction's own: a pooler gives the next transaction another connection.
+_BEGIN: Final = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('statement_timeout', '{limit_ms}', true), "
+    "set_config('search_path', '{schema}', true), set_config('enable_seqscan', 'off', true)"
+)
+
+
+def _end(connection: PostgresConnection) -> None:
+    """Leave no transaction open after a query that failed."""
+    try:
+        if not connection.closed and connection.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
 
 
 def _failure(connection: PostgresConnection, error: psycopg.Error) -> BrokerError:

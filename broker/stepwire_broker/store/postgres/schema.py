@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 from typing import Final
 
-from psycopg import sql
-
 from stepwire_broker.store.errors import StoreRefused
+from stepwire_broker.store.ports import LANE
 
 from .connecting import PostgresConnection
 
-SCHEMA: Final = "stepwire"  # the default
 LANES: Final = 8
+LANES_MAX: Final = 64
+HEAD: Final = "0001"  # the tables' version, in `meta`
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 TABLES: Final = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
@@ -27,20 +27,70 @@ def read_schema_name(name: str) -> str:
     return name
 
 
-def create_tables(connection: PostgresConnection, schema: str, lanes: int = LANES) -> None:
+def create_tables(connection: PostgresConnection, schema: str, lanes: int = LANES, first: int = LANE) -> None:
     """Make the schema if it is missing, and its tables and lanes, in one transaction. Of two brokers that start at the
     same instant, the second waits for the first and changes nothing."""
     with connection.transaction():
         # The lock is the transaction's: a pooler may give the next transaction to another client.
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('stepwire-schema ' || %s, 0))", (schema,))
-        exists = connection.execute("SELECT to_regclass(%s)", (f"{schema}.lanes",)).fetchone()
-        if exists is not None and exists[0] is not None:
+        if has_tables(connection, schema):
             return
-        named = sql.Identifier(schema)
-        if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(named))
+        has_schema = connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() != (None,)
+        connection.execute(creation(schema, lanes, first, with_schema=not has_schema).encode())
+
+
+def creation(schema: str, lanes: int = LANES, first: int = LANE, *, with_schema: bool = True) -> str:
+    """Return the statements that make the tables. The caller runs them in one transaction."""
+    parts = [
+        f"CREATE SCHEMA {schema};" if with_schema else "",
+        f"SET LOCAL search_path TO {schema};",
+        TABLES.rstrip(),
+        f"INSERT INTO lanes (id) SELECT generate_series({first}, {first + lanes - 1});",
+        f"INSERT INTO meta (name, value) VALUES ('schema', '{HEAD}');",  # noqa: S608
+        _FIRST_COMMITS,
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+# The fence appends seq after seq - 1: the first group of a lane has 1.
+_FIRST_COMMITS: Final = (
+    "INSERT INTO commits (lane, seq, epoch) SELECT id, 0, 0 FROM lanes "
+    "WHERE NOT EXISTS (SELECT 1 FROM commits WHERE lane = lanes.id);"
+)
+
+
+def add_lanes(connection: PostgresConnection, schema: str, lanes: int) -> int:
+    """Add lanes up to this number. Returns the number before."""
+    with connection.transaction():
         connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
-        connection.execute(TABLES.encode())
-        connection.execute("INSERT INTO lanes (id) SELECT generate_series(0, %s - 1)", (lanes,))
-        # The fence appends seq after seq - 1: the first group of a lane has 1.
-        connection.execute("INSERT INTO commits (lane, seq, epoch) SELECT id, 0, 0 FROM lanes")
+        connection.execute("LOCK TABLE lanes IN SHARE ROW EXCLUSIVE MODE")
+        row = connection.execute("SELECT count(*), max(id) FROM lanes").fetchone()
+        before, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
+        connection.execute(
+            "INSERT INTO lanes (id) SELECT generate_series(%s::int, %s::int)", (last + 1, last + lanes - before)
+        )
+        connection.execute(_FIRST_COMMITS.encode())
+    return before
+
+
+def has_tables(connection: PostgresConnection, schema: str) -> bool:
+    row = connection.execute("SELECT to_regclass(%s)", (f"{schema}.lanes",)).fetchone()
+    return row is not None and row[0] is not None
+
+
+def check_tables(connection: PostgresConnection, schema: str, lanes: int) -> None:
+    """Refuse tables of another version of the program, and another number of lanes than the settings name."""
+    with connection.transaction():
+        connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
+        row = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        count = connection.execute("SELECT count(*) FROM lanes").fetchone()
+    stored = "unknown" if row is None else str(row[0])
+    if stored != HEAD:
+        raise StoreRefused(
+            f"the tables in the schema {schema} have version {stored}, and this program works on {HEAD}: "
+            + ("run `stepwire db upgrade`" if stored < HEAD else "run a newer version of Stepwire")
+        )
+    made = 0 if count is None else int(count[0])
+    if made != lanes:
+        remedy = f"set database.lanes: {made}" + ("" if made > lanes else f", or run `stepwire db lanes {lanes}`")
+        raise StoreRefused(f"database.lanes is {lanes}, and the schema {schema} has {made} lanes: {remedy}")

@@ -8,9 +8,10 @@ from typing import Final
 
 from stepwire_broker.core.model.commit_group import StallCode
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.store.errors import TaskIsGone
 from stepwire_broker.store.lane import Trouble
 
-from .failures import CommitUnconfirmed, ConnectionLost, StatementFailed
+from .failures import CommitUnconfirmed, ConnectionLost, NotYet, StatementFailed
 
 # By SQLSTATE, or by its class: the first two characters. The whole code is looked up first.
 PASSING: Final[dict[str, StallCode]] = {
@@ -37,7 +38,9 @@ def trouble_of(error: Exception) -> Trouble:
     text = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
     if isinstance(error, ConnectionLost | CommitUnconfirmed):
         return Trouble("passing", "database_unavailable", text)
-    if isinstance(error, UnicodeError | OverflowError):
+    if isinstance(error, NotYet):
+        return Trouble("passing", "database_locked", text)
+    if isinstance(error, UnicodeError | OverflowError | TaskIsGone):
         return Trouble("data", None, text)  # a value that has no form in JSON or in UTF-8
     if not isinstance(error, StatementFailed):
         return Trouble("broken", None, text)

@@ -20,14 +20,16 @@ class SqliteDatabase:
 
     def __init__(self, lock: opening.Lock, writer: SqliteWriter, readers: SqliteReaders, opened: Opened) -> None:
         self.opened = opened
-        self.writer = writer
+        self.file = writer.path
+        self.writers = dict.fromkeys(opened.lanes, writer)
         self.readers = readers
-        self.pruning = SqlitePruning(writer)
+        self.pruning = {lane: SqlitePruning(writer) for lane in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
+        self._writer = writer
 
     def lost(self) -> str | None:
-        return self.writer.lost()
+        return self._writer.lost()
 
     def release(self) -> None:
         self._lock.release()

@@ -14,7 +14,7 @@ from typing import Final
 
 from stepwire_broker.file_owners import open_to_others, stranger
 from stepwire_broker.store.errors import InUse, StoreRefused
-from stepwire_broker.store.urls import scheme_of
+from stepwire_broker.store.urls import SQLITE, scheme_of
 
 VERSION_MIN: Final = (3, 37)  # STRICT tables
 BUSY_TIMEOUT_MS: Final = 100  # the lane retries by itself; this saves a retry when a lock is short
@@ -38,7 +38,8 @@ LOCK_PAUSE_S: Final = 0.02
 
 def path_of(url: str) -> Path:
     """Return the path in `sqlite:///relative.db` or `sqlite:////absolute.db`."""
-    scheme_of(url)
+    if scheme_of(url) != SQLITE:
+        raise StoreRefused("database.url leads to a server, and this command works on the file of a SQLite database")
     rest = url.partition("://")[2]
     if not rest.startswith("/"):
         raise StoreRefused(

@@ -5,11 +5,8 @@ from typing import Final
 
 from stepwire_broker.core.model.commit_group import StallCode
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.store.errors import TaskIsGone
 from stepwire_broker.store.lane import Trouble
-
-
-class TaskIsGone(BrokerError):
-    """The task had ended and retention has removed it."""
 
 
 class FileReplaced(BrokerError):

@@ -24,8 +24,9 @@ from stepwire_broker.core.model.commit_group import (
     WorkflowNew,
 )
 from stepwire_broker.store.audit_chain import START, AuditHead, linked
+from stepwire_broker.store.errors import TaskIsGone
 from stepwire_broker.store.keys import KeyOwner, Name
-from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
+from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 
 from . import erasing, opening
 from .statements import (
@@ -49,7 +50,7 @@ from .statements import (
     TASKS_CHANGED,
     TASKS_NEW,
 )
-from .troubles import FileReplaced, TaskIsGone, trouble_of
+from .troubles import FileReplaced, trouble_of
 
 CHECKPOINT_PAGES: Final = 8_192  # about 32 MB of write-ahead log
 PAGE_BYTES: Final = 4_096
@@ -74,7 +75,7 @@ class SqliteWriter:
         self.connection = connection
         self._execute = self.execute = connection.execute
         self.partly_removed: frozenset[int] = frozenset()  # tasks that retention is removing: they must not be changed
-        self._path = path
+        self.path = path
         self._file = _identity(path)
         self._lane_id = lane.id
         self._epoch = lane.epoch
@@ -96,16 +97,16 @@ class SqliteWriter:
         """Return why the path no longer leads to the file that this broker opened; None while it does. Any thread may
         call this method."""
         try:
-            identity = _identity(self._path)
+            identity = _identity(self.path)
         except OSError as error:
-            return f"the database file {self._path} cannot be reached: {error.strerror}"
+            return f"the database file {self.path} cannot be reached: {error.strerror}"
         if identity == self._file:
             return None
         if identity is None:
-            directory = self._path.parent
-            removed = f"database file {self._path}" if directory.exists() else f"state directory {directory}"
+            directory = self.path.parent
+            removed = f"database file {self.path}" if directory.exists() else f"state directory {directory}"
             return f"the {removed} was removed or moved"
-        return f"{self._path} is no longer the file that this broker opened: the file was moved or replaced"
+        return f"{self.path} is no longer the file that this broker opened: the file was moved or replaced"
 
     def commit(self) -> None:
         self._execute("COMMIT")
@@ -118,13 +119,14 @@ class SqliteWriter:
             except sqlite3.Error:
                 pass
 
-    def advance(self, seq: int) -> bool:
+    def advance(self, seq: int) -> None:
         self._seq, self._position = seq, 0
         moved = self._execute(
             "UPDATE lanes SET seq = ? WHERE id = ? AND epoch = ? AND seq = ?",
             (seq, self._lane_id, self._epoch, seq - 1),
         )
-        return moved.rowcount == 1
+        if moved.rowcount != 1:
+            raise NotAdvanced
 
     def position(self) -> int | None:
         row = self._execute("SELECT seq FROM lanes WHERE id = ? AND epoch = ?", (self._lane_id, self._epoch)).fetchone()
@@ -286,7 +288,7 @@ class SqliteWriter:
             self.lay_out()
 
     def lay_out(self) -> None:
-        length = opening.lay_out_log(self._path)
+        length = opening.lay_out_log(self.path)
         self._pages_laid_out = length // FRAME_BYTES if length else CHECKPOINT_PAGES + PAGES_AHEAD
 
     def close(self) -> None:

@@ -1,0 +1,34 @@
+"""The database of a test that promises the same for every database.
+
+    STEPWIRE_TEST_POSTGRES=1 pytest tests/api
+
+The value is the number of lanes. Without this variable a test uses SQLite, which takes a tenth of the time.
+"""
+
+import atexit
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from stepwire_broker.core.definitions.settings import DatabaseSettings
+
+from .server import PostgresServer
+
+LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
+
+
+def database_in(directory: Path) -> DatabaseSettings:
+    """The same directory has the same database. A database on a server ends with the test process."""
+    if LANES == 0:
+        return DatabaseSettings(url=f"sqlite:///{directory}/state.db")
+    schema = f"d{hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]}"
+    return DatabaseSettings(url=_server().socket_url(), schema=schema, lanes=LANES, pool_size=2)
+
+
+@cache
+def _server() -> PostgresServer:
+    server = PostgresServer()
+    atexit.register(server.close)
+    return server

@@ -1,0 +1,231 @@
+"""A group on a real server, while its connection, its COMMIT or the server is lost: written once, and reported once."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.model.commit_group import Broken, Committed, Fenced, Outcome, Stalled, StepStderr
+from stepwire_broker.store.errors import InUse, StoreRefused
+from stepwire_broker.store.ports import LANE
+from stepwire_broker.store.postgres.database import open_database
+from stepwire_broker.store.postgres.pipeline import Pipeline
+
+from tests.postgres.proxy import Plan, Proxy
+from tests.postgres.server import PostgresServer
+from tests.store.running import PostgresPlace, Running, open_at
+from tests.store.stored_rows import completed, dispatched, fact, submission, task_changed
+
+
+@pytest.fixture
+def place(server: PostgresServer) -> Iterator[PostgresPlace]:
+    name = f"writer_{time.monotonic_ns()}"
+    yield PostgresPlace(server, name)
+    server.sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+def final(run: Running) -> Outcome:
+    """The group's outcome, after any number of stalls."""
+    while isinstance(outcome := run.outcome(), Stalled):
+        pass
+    return outcome
+
+
+@pytest.mark.parametrize("plan", ["lose_answer", "lose_commit"])
+def test_a_group_whose_commit_was_cut_is_written_once_and_reported_with_its_first_outcome(
+    server: PostgresServer, place: PostgresPlace, plan: Plan
+) -> None:
+    with Proxy(server.port) as proxy, Running(place._replace(port=proxy.port)) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10, keys={10: ("a", b"x")})])
+        proxy.plan(plan)
+        batch = submission(2, 20, 30, keys={20: ("a", b"x"), 30: ("b", b"x")})
+        run.put(submissions=[batch], steps_dispatched=[dispatched(11)], history=[fact(10)], reserve_ids=5)
+        outcome = final(run)
+        assert isinstance(outcome, Committed)
+        assert outcome.submissions == [(2, {20: 10}, None, None)]
+        assert outcome.ids is not None
+        assert run.task_ids() == [10, 30]
+        assert [row.facts for row in run.queries.task_events(10)] == ['[["submitted"]]', "[]"]
+        assert run.write(reserve_ids=1).ids == (outcome.ids[1] + 1,) * 2
+        assert run.outcomes.empty()
+
+
+def test_a_commit_that_arrives_after_its_repetition_began_is_the_only_one(
+    server: PostgresServer, place: PostgresPlace
+) -> None:
+    with Proxy(server.port) as proxy, Running(place._replace(port=proxy.port)) as run:
+        run.workflow()
+        proxy.plan("hold")
+        run.put(submissions=[submission(1, 10)])
+        server.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted")  # the repetition waits for the lane's row
+        proxy.release()
+        assert isinstance(final(run), Committed)
+        assert run.task_ids() == [10]
+        assert len(run.history()) == 1
+
+
+def test_a_crash_of_the_server_loses_no_reported_group_and_doubles_none(
+    server: PostgresServer, place: PostgresPlace
+) -> None:
+    with Running(place) as run:
+        run.workflow()
+        reported = 0
+        for task_id in range(10, 610, 10):
+            run.put(submissions=[submission(task_id, task_id)])
+            if task_id % 200 == 0:
+                server.restart("immediate")
+        for _ in range(60):
+            outcome = final(run)
+            assert isinstance(outcome, Committed), outcome
+            reported += 1
+        assert reported == 60
+        assert run.task_ids() == list(range(10, 610, 10))
+        assert len(run.history()) == 60
+
+
+def test_a_server_that_is_away_stalls_the_lane_which_then_goes_on_by_itself(
+    server: PostgresServer, place: PostgresPlace
+) -> None:
+    with Running(place) as run:
+        run.workflow()
+        server.stop()
+        try:
+            run.put(submissions=[submission(1, 10)])
+            stalled = run.outcome()
+        finally:
+            server.start()
+        assert isinstance(stalled, Stalled)
+        assert stalled.code == "database_unavailable"
+        assert isinstance(final(run), Committed)
+        assert run.task_ids() == [10]
+
+
+def test_a_group_is_one_trip_and_two_if_it_claims_keys(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        trips: list[int] = []
+        send = Pipeline.run
+        monkeypatch.setattr(Pipeline, "run", lambda self, calls: trips.append(len(calls)) or send(self, calls))
+        run.write(
+            submissions=[submission(2, 20)],
+            steps_dispatched=[dispatched(11)],
+            tasks_changed=[task_changed(10, deadline_ms=1)],
+            history=[fact(10)],
+        )
+        assert len(trips) == 1
+        run.write(submissions=[submission(3, 30, keys={30: ("k", b"d")})])
+        assert len(trips) == 3
+
+
+def test_a_broker_whose_lane_was_taken_writes_nothing_more(server: PostgresServer, place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        server.sql(f"UPDATE {place.schema}.lanes SET owner = 'b2', owner_epoch = 99, epoch = epoch + 1")
+        run.put(submissions=[submission(1, 10)])
+        assert run.outcome() == Fenced(LANE)
+        assert run.task_ids() == []
+
+
+def test_lost_commits_stop_the_lane(server: PostgresServer, place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        server.sql(f"DELETE FROM {place.schema}.commits WHERE seq > 1")
+        run.put(history=[fact(10)])
+        outcome = run.outcome()
+        assert isinstance(outcome, Broken)
+        assert "commits were lost" in outcome.error
+
+
+def wait_until_commits_wait(server: PostgresServer) -> None:
+    """The server's checkpointer puts the reload in force. A commit that waits ends with its connection."""
+
+    def commit() -> None:
+        with contextlib.suppress(psycopg.Error), server.connect() as connection:
+            connection.execute("SET application_name = 'probe'")
+            while not is_waiting.is_set():
+                connection.execute("COMMENT ON SCHEMA public IS 'probe'")
+
+    is_waiting = threading.Event()
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        server.wait_for("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+    finally:
+        is_waiting.set()
+        server.terminate_backends("probe")
+        thread.join(20)
+
+
+def test_a_group_is_reported_only_after_a_standby_has_confirmed_it() -> None:
+    with (
+        PostgresServer({"wal_level": "replica", "max_wal_senders": "2"}) as server,
+        Running(PostgresPlace(server, "confirmed")) as run,
+    ):
+        run.workflow()
+        server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.sql("SELECT pg_reload_conf()")
+        try:
+            wait_until_commits_wait(server)
+            run.put(submissions=[submission(1, 10)])
+            waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            server.wait_for(f"SELECT count(*) {waiting}")
+            server.sql(f"SELECT pg_cancel_backend(pid) {waiting}")
+            assert isinstance(run.outcome(), Stalled)
+            server.wait_for(f"SELECT count(*) {waiting}")  # the empty group
+            server.sql(f"SELECT pg_cancel_backend(pid) {waiting}")
+            server.wait_for(f"SELECT count(*) {waiting}")
+            while not run.outcomes.empty():
+                assert isinstance(run.outcome(), Stalled)
+        finally:
+            server.sql("ALTER SYSTEM RESET synchronous_standby_names")
+            server.sql("SELECT pg_reload_conf()")
+        assert isinstance(final(run), Committed)
+        assert run.task_ids() == [10]
+        assert len(run.history()) == 1
+
+
+def test_text_that_the_database_cannot_store_is_parked_and_output_of_programs_is_not(place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i) for i in (10, 20)], steps_dispatched=[dispatched(i) for i in (11, 21)])
+        done = run.write(
+            steps_completed=[completed(11, b'"\x00"'), completed(21)], steps_stderr=[StepStderr(21, 1, "a\0b")]
+        )
+        assert [one.task_id for one in done.rejected] == [10]
+        assert run.queries.step_stderr(21) == (21, 1, "a\N{REPLACEMENT CHARACTER}b")
+        assert run.queries.step(21).state == "completed"
+
+
+# -- a start ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_broker_does_not_start_while_the_first_one_lives(place: PostgresPlace) -> None:
+    with Running(place, "b1"), pytest.raises(InUse, match="in use by the broker b1"):
+        open_at(place, "b2")
+
+
+def test_a_broker_that_was_cut_off_is_replaced_when_it_stays_silent(
+    server: PostgresServer, place: PostgresPlace
+) -> None:
+    with Proxy(server.port) as proxy:
+        first = open_at(place._replace(port=proxy.port), "b1")
+        first._database._beats.close()  # type: ignore[attr-defined]
+        with Running(place, "b2") as run:
+            assert run.opened.lanes == {LANE: 0}
+        assert first.close(1.0)
+
+
+def test_lanes_of_a_database_are_never_fewer_than_it_has(place: PostgresPlace) -> None:
+    settings: DatabaseSettings = place.settings()
+    with Running(place):
+        pass
+    with pytest.raises(StoreRefused, match=r"database.lanes is 2, and the schema .* has 1 lanes: .*db lanes 2"):
+        open_database(
+            DatabaseSettings(url=settings.url, schema=settings.schema, lanes=2), "b1", lease_ms=1, wall_ms=1, entropy=1
+        )
