@@ -90,7 +90,13 @@ func (c *call) open(log *runLog, end *callEnd) (*edge.Opened, bool) {
 		end.result = c.edge.Close(opened, result)
 		return nil, false
 	}
-	return opened, !c.run.IsLeaseOver(clock.NowMS())
+	return opened, !c.isTooLate()
+}
+
+// isTooLate reports whether the lease ended while the step was opened. A lease that ended counts although a new session
+// has begun since: the broker may have given the step to another worker.
+func (c *call) isTooLate() bool {
+	return c.run.IsLeaseOver(clock.NowMS()) || c.info.isLeaseLost()
 }
 
 // runContext is the context of a run. Its cancellation follows the session, which enforces the timeout.

@@ -23,13 +23,15 @@ type playedBroker struct {
 	beats   []map[string]any // heartbeats that were acknowledged
 	batches int
 	epoch   int
+	number  int  // of the session in this epoch
+	isMute  bool // heartbeats are not acknowledged, so leases end
 }
 
 func newPlayedBroker(t *testing.T, setUp ...func(*zmq.Socket)) *playedBroker {
 	t.Helper()
 	context, err := zmq.NewContext()
 	must(t, err)
-	b := &playedBroker{t: t, context: context, folder: t.TempDir(), epoch: 7}
+	b := &playedBroker{t: t, context: context, folder: t.TempDir(), epoch: 7, number: 1}
 	b.bind(setUp)
 	t.Cleanup(func() {
 		b.unbind()
@@ -103,8 +105,8 @@ func (b *playedBroker) start(config Config, add func(*Worker)) *Worker {
 // send sends a message of the broker. The form needs its own members after the common ones.
 func (b *playedBroker) send(kind, format string, values ...any) {
 	b.t.Helper()
-	_, err := b.steps.Send(fmt.Sprintf(`@%s {"type":"%s","v":"2.0","broker":"b1","epoch":%d,"session":"%d.1"%s}`,
-		b.worker, kind, b.epoch, b.epoch, fmt.Sprintf(format, values...)), 0)
+	_, err := b.steps.Send(fmt.Sprintf(`@%s {"type":"%s","v":"2.0","broker":"b1","epoch":%d,"session":"%d.%d"%s}`,
+		b.worker, kind, b.epoch, b.epoch, b.number, fmt.Sprintf(format, values...)), 0)
 	must(b.t, err)
 }
 
@@ -130,7 +132,7 @@ func (b *playedBroker) expect(kind string) map[string]any {
 		_, body, _ := strings.Cut(frame, " ")
 		var message map[string]any
 		must(b.t, json.Unmarshal([]byte(body), &message))
-		if message["type"] == "heartbeat" && message["sessions"] != nil {
+		if message["type"] == "heartbeat" && message["sessions"] != nil && !b.isMute {
 			b.beats = append(b.beats, message)
 			b.send("heartbeat_ack", `,"n":%v`, message["n"])
 		}
@@ -152,10 +154,33 @@ func (b *playedBroker) open(leaseMS int) {
 			b.send("here", `,"deployment":"d","versions":["2.0"]`)
 			continue
 		}
-		b.send("welcome", `,"deployment":"d","n":%v,"lease_ms":%d,"heartbeat_ms":100,"max_message_bytes":4194304`,
-			hello["n"], leaseMS)
+		b.welcome(hello, leaseMS)
 		b.expect("heartbeat")
 		return
+	}
+}
+
+func (b *playedBroker) welcome(hello map[string]any, leaseMS int) {
+	b.t.Helper()
+	b.send("welcome", `,"deployment":"d","n":%v,"lease_ms":%d,"heartbeat_ms":100,"max_message_bytes":4194304`,
+		hello["n"], leaseMS)
+}
+
+// reopen waits for the end of the lease, and opens the next session.
+func (b *playedBroker) reopen(leaseMS int) {
+	b.t.Helper()
+	b.isMute = true
+	next := fmt.Sprintf("map[b1:%d]", b.number+1)
+	hello := b.expect("hello")
+	for fmt.Sprint(hello["next"]) != next {
+		hello = b.expect("hello")
+	}
+	b.number++
+	b.isMute = false
+	b.welcome(hello, leaseMS)
+	session := fmt.Sprintf("map[b1:%d.%d]", b.epoch, b.number)
+	for fmt.Sprint(b.expect("heartbeat")["sessions"]) != session {
+		continue
 	}
 }
 

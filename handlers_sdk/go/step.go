@@ -130,14 +130,21 @@ func (s *StepInfo) StopReason() string {
 // nothing: this run may still be the only one.
 func (s *StepInfo) LeaseLost() <-chan struct{} { return s.leaseLost }
 
+func (s *StepInfo) isLeaseLost() bool {
+	select {
+	case <-s.leaseLost:
+		return true
+	default:
+		return false
+	}
+}
+
 // stop notes why the run must stop. True: it must stop, and was not asked before.
 func (s *StepInfo) stop(reason string) bool {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if reason == session.ReasonLeaseLost {
-		select {
-		case <-s.leaseLost:
-		default:
+		if !s.isLeaseLost() {
 			close(s.leaseLost)
 		}
 		return false

@@ -1,7 +1,8 @@
 """Runs the cases: long ones side by side, short ones one after the other in a few lanes that keep their program.
 
 A case that needs a program of its own gets one. The others share the program of their lane, which is replaced after a
-case that failed, or that left a step behind.
+case that failed, or that left a step behind. A thread that has no long case left helps with the cases that need a
+program of their own: most of their time is waiting. Of each kind, the cases that last longest begin first.
 """
 
 import threading
@@ -63,9 +64,10 @@ class Schedule:
     def run(self, cases: Sequence[Case]) -> list[CaseOutcome]:
         """Run every case. Returns the outcomes in the order of the cases."""
         outcomes: dict[str, CaseOutcome] = {}
-        long = deque(sorted((c for c in cases if c.lasts_s >= LONG_S), key=lambda c: -c.lasts_s))
-        fresh = deque(c for c in cases if c.lasts_s < LONG_S and c.fresh)
-        shared = deque(c for c in cases if c.lasts_s < LONG_S and not c.fresh)
+        longest_first = sorted(cases, key=lambda c: -c.lasts_s)
+        long = deque(c for c in longest_first if c.lasts_s >= LONG_S)
+        fresh = deque(c for c in longest_first if c.lasts_s < LONG_S and c.fresh)
+        shared = deque(c for c in longest_first if c.lasts_s < LONG_S and not c.fresh)
 
         def keep(outcome: CaseOutcome) -> None:
             with self._lock:
@@ -85,8 +87,8 @@ class Schedule:
             finally:
                 lane.close()
 
-        plans: list[Sequence[deque[Case]]] = [[long] for _ in range(min(LONG_MAX, len(long)))]
-        plans += [[shared, fresh] if i % 2 else [fresh, shared] for i in range(self._lanes)]
+        plans: list[Sequence[deque[Case]]] = [[long, fresh] for _ in range(min(LONG_MAX, len(long)))]
+        plans += [[shared, fresh] for _ in range(self._lanes)]
         threads = [
             threading.Thread(target=work, args=(plan, number), name=f"conform-{number}", daemon=True)
             for number, plan in enumerate(plans)

@@ -6,6 +6,7 @@ import itertools
 import os
 import socket as plain_socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from stepwire_broker.bus import budgets
+from stepwire_broker.bus import authenticator, budgets
 from stepwire_broker.bus.bus_connection import Role
 from stepwire_broker.bus.connections import Connections
 from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.bus.disconnecting import disconnect, inode_of
 from stepwire_broker.bus.keys import server_key
+from stepwire_broker.bus.newcomers import Newcomers
 from stepwire_broker.bus.unread_memory import UnreadMemory
 from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER
@@ -57,9 +59,14 @@ async def flood(peer: plain_socket.socket, data: bytes) -> None:
         await asyncio.to_thread(peer.sendall, data)
 
 
+async def hands_shaken(endpoint: str, kind: str) -> plain_socket.socket:
+    """A peer that has finished its handshake. The broker needs its loop for that."""
+    return await asyncio.to_thread(strangers.shake_hands, endpoint, kind)
+
+
 async def admitted(endpoint: str, kind: str) -> plain_socket.socket:
     """A peer that has finished its handshake and read what the broker sends then, as libzmq does."""
-    peer = await asyncio.to_thread(strangers.shake_hands, endpoint, kind)
+    peer = await hands_shaken(endpoint, kind)
     await asyncio.to_thread(strangers.receive, peer, 1)
     assert not strangers.is_closed(peer)
     return peer
@@ -74,6 +81,53 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+# -- handshakes -------------------------------------------------------------------------------------------------------
+
+
+def test_no_connection_is_admitted_while_the_loop_does_not_know_it(
+    remote: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a connection would have no budgets: the broker could not disconnect it, and its topics fill the memory."""
+    monkeypatch.setattr(authenticator, "KNOWN_WITHIN_S", 60.0)
+
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            peer = strangers.connected(bench.wire.bound[0].steps)
+            peer.sendall(strangers.GREETING + strangers.ready("SUB"))
+            strangers.receive(peer, len(strangers.GREETING))
+            peer.settimeout(0.3)
+            with pytest.raises(TimeoutError):  # the loop is busy with this test
+                strangers.receive(peer, 1)
+            peer.settimeout(strangers.READ_S)
+            await asyncio.to_thread(strangers.receive, peer, 1)
+            peer.close()
+
+    run(story())
+
+
+def test_the_broker_closes_while_a_connection_waits_for_its_loop(
+    remote: BusSettings, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticator, "KNOWN_WITHIN_S", 3_600.0)
+    asked = threading.Event()
+    wait_until_known = Newcomers.wait_until_known
+
+    def waiting(newcomers: Newcomers, wait_s: float) -> None:
+        asked.set()
+        wait_until_known(newcomers, wait_s)
+
+    monkeypatch.setattr(Newcomers, "wait_until_known", waiting)
+
+    async def story() -> None:
+        async with serving(remote, context) as bench:
+            peer = strangers.connected(bench.wire.bound[0].steps)
+            peer.sendall(strangers.GREETING + strangers.ready("SUB"))
+            assert asked.wait(strangers.READ_S)
+        peer.close()
+
+    run(story())
+
+
 # -- subscriptions ----------------------------------------------------------------------------------------------------
 
 
@@ -84,7 +138,7 @@ def test_a_peer_that_requests_thousands_of_topics_is_disconnected_and_costs_no_m
         async with serving(remote, context) as bench:
             await join(bench)
             topics = b"".join(strangers.frame(b"\x01%08d" % n + b"x" * 450) for n in range(20_000))
-            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            peer = await hands_shaken(bench.wire.endpoints["steps"], "SUB")
             before = resident_bytes()
             await flood(peer, topics)
             await until(lambda: ended(bench, "subscriptions") == 1)
@@ -116,7 +170,7 @@ def test_a_peer_that_subscribes_and_unsubscribes_without_end_is_disconnected(
         async with serving(remote, context) as bench:
             worker, inbox = new_worker()
             turns = budgets.SUBSCRIPTION_CHANGES_MAX
-            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            peer = await hands_shaken(bench.wire.endpoints["steps"], "SUB")
             await flood(peer, (strangers.frame(b"\x01" + inbox) + strangers.frame(b"\x00" + inbox)) * turns)
             await until(lambda: ended(bench, "subscriptions") == 1)
             assert bench.log.peers.count(("subscribed", worker)) <= turns / 2 + 1
@@ -128,7 +182,7 @@ def test_a_user_message_disconnects_its_sender_and_no_other_peer(remote: BusSett
     async def story() -> None:
         async with serving(remote, context) as bench:
             honest = await join(bench)
-            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+            peer = await hands_shaken(bench.wire.endpoints["steps"], "XSUB")
             peer.sendall(strangers.frame(b"hello"))
             await until(lambda: strangers.is_closed(peer))
             assert {reason: n for reason, n in bench.wire.counters.disconnected.items() if n} == {"user_message": 1}
@@ -173,7 +227,7 @@ def test_the_older_of_two_readers_of_an_inbox_is_disconnected_when_it_does_not_r
         settings = BusSettings(steps="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*", steps_hwm=10)
         async with serving(settings, context) as bench:
             worker, inbox = new_worker()
-            stranger = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            stranger = await hands_shaken(bench.wire.endpoints["steps"], "SUB")
             stranger.sendall(strangers.frame(b"\x01" + inbox))
             await until(lambda: ("subscribed", worker) in bench.log.peers)
             honest = bench.subscriber(inbox)
@@ -203,8 +257,8 @@ def test_a_peer_with_too_many_refused_messages_is_disconnected(remote: BusSettin
             return "not_json" if body == b"bad" else None
 
         async with serving(remote, context, on_message=refuse) as bench:
-            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
-            honest = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            peer = await hands_shaken(bench.wire.endpoints["results"], "PUB")
+            honest = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             peer.sendall(strangers.frame(b"workers bad") * budgets.REFUSED_MAX + strangers.frame(b"workers {}"))
             await until(lambda: seen.count(b"{}") == 1)
             assert not ended(bench, "refused_frames")
@@ -221,7 +275,7 @@ def test_a_peer_with_too_many_refused_messages_is_disconnected(remote: BusSettin
 def test_parts_of_messages_count_as_refused(remote: BusSettings, context: Context) -> None:
     async def story() -> None:
         async with serving(remote, context) as bench:
-            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            peer = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             message = strangers.frame(b"workers ", more=True) + strangers.frame(b"{}")
             peer.sendall(message * (budgets.REFUSED_MAX + 1))
             await until(lambda: ended(bench, "refused_frames") == 1)
@@ -235,10 +289,10 @@ def test_the_connection_that_floods_is_disconnected_before_others_of_its_princip
     async def story() -> None:
         monkeypatch.setattr(budgets, "MESSAGES_PER_S", 500)
         async with serving(remote, context) as bench:
-            honest = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            honest = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             honest.sendall(strangers.frame(b"workers honest"))
             await until(lambda: bool(bench.log.messages))
-            peer = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            peer = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             await flood(peer, strangers.frame(b"workers flood") * 20_000)
             await until(lambda: ended(bench, "rate") == 1)
             assert len(bench.log.messages) < 15_000  # of 20,000; a slow machine has more time for its rate
@@ -268,7 +322,7 @@ def test_unfinished_messages_of_all_peers_together_stay_within_the_budget(
         settings = BusSettings(steps=TCP.steps, results=TCP.results, max_message_bytes=4 * MIB)
         async with serving(settings, context) as bench:
             honest = await bench.publisher()
-            peers = [strangers.shake_hands(bench.wire.endpoints["results"], "PUB") for _ in range(16)]
+            peers = [await hands_shaken(bench.wire.endpoints["results"], "PUB") for _ in range(16)]
             # An honest PUB sends its first message after the broker's subscriptions.
             await until(lambda: all(one.is_admitted for one in bench.wire._connections._open.values()))
             await asyncio.gather(*(flood(peer, attack(n)) for n, peer in enumerate(peers)))
@@ -284,7 +338,7 @@ def test_unfinished_messages_of_all_peers_together_stay_within_the_budget(
 def test_an_endless_message_into_the_steps_socket_is_disconnected(context: Context) -> None:
     async def story() -> None:
         async with serving(TCP, context) as bench:
-            peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+            peer = await hands_shaken(bench.wire.endpoints["steps"], "XSUB")
             await flood(peer, strangers.frame(bytes(500), more=True) * 20_000)
             await until(lambda: ended(bench, "unread_bytes") + ended(bench, "user_message") == 1)
             await until(lambda: strangers.is_closed(peer))
@@ -395,7 +449,7 @@ def test_ipc_peers_that_finished_their_handshake_are_not_counted_as_strangers(
             quiet = [await admitted(endpoint, "PUB") for _ in range(100)]
             await join(bench)
             assert ended(bench, "unauthenticated") == 0
-            left = [strangers.shake_hands(endpoint, "PUB") for _ in range(100)]  # successes of peers that leave
+            left = [await hands_shaken(endpoint, "PUB") for _ in range(100)]  # successes of peers that leave
             for peer in left:
                 peer.close()
             await until(lambda: bench.wire.counters.connections["results"] == len(quiet))
@@ -426,7 +480,7 @@ def test_the_newest_connection_above_the_limit_is_disconnected(remote: BusSettin
     async def story() -> None:
         settings = BusSettings(steps=remote.steps, results=remote.results, max_connections=5)
         async with serving(settings, context) as bench:
-            first = [strangers.shake_hands(bench.wire.endpoints["results"], "PUB") for _ in range(5)]
+            first = [await hands_shaken(bench.wire.endpoints["results"], "PUB") for _ in range(5)]
             await until(lambda: bench.wire.counters.connections["results"] == 5)
             more = [strangers.connected(bench.wire.endpoints[name]) for name in ("steps", "results") for _ in range(5)]
             await until(lambda: ended(bench, "connections") == 10)
@@ -434,7 +488,7 @@ def test_the_newest_connection_above_the_limit_is_disconnected(remote: BusSettin
             assert not any(map(strangers.is_closed, first))
             first.pop().close()
             await until(lambda: bench.wire.counters.connections["results"] == 4)
-            late = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            late = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             late.sendall(strangers.frame(b"workers late"))
             await until(lambda: _has(bench, b"late"))
 
@@ -448,7 +502,7 @@ def test_connections_that_come_and_go_leave_no_descriptor_and_no_record(remote: 
             before = len(os.listdir("/proc/self/fd"))
             for _ in range(20):
                 peers = [strangers.connected(bench.wire.endpoints["results"]) for _ in range(10)]
-                peers.append(strangers.shake_hands(bench.wire.endpoints["steps"], "SUB"))
+                peers.append(await hands_shaken(bench.wire.endpoints["steps"], "SUB"))
                 await until(lambda: sum(bench.wire.counters.connections.values()) == 12)
                 for peer in peers:
                     peer.close()
@@ -465,9 +519,9 @@ def test_every_connection_of_a_principal_can_be_disconnected(remote: BusSettings
     async def story() -> None:
         async with serving(remote, context) as bench:
             worker, inbox = new_worker()
-            subscriber = strangers.shake_hands(bench.wire.endpoints["steps"], "SUB")
+            subscriber = await hands_shaken(bench.wire.endpoints["steps"], "SUB")
             subscriber.sendall(strangers.frame(b"\x01" + inbox))
-            publisher = strangers.shake_hands(bench.wire.endpoints["results"], "PUB")
+            publisher = await hands_shaken(bench.wire.endpoints["results"], "PUB")
             publisher.sendall(strangers.frame(b"workers {}"))
             await until(lambda: ("subscribed", worker) in bench.log.peers and bool(bench.log.messages))
             assert bench.wire.disconnect("another") == 0
@@ -484,7 +538,7 @@ def test_disconnections_are_reported_once_and_counted_each(remote: BusSettings, 
     async def story() -> None:
         async with serving(remote, context) as bench:
             for number in range(10):
-                peer = strangers.shake_hands(bench.wire.endpoints["steps"], "XSUB")
+                peer = await hands_shaken(bench.wire.endpoints["steps"], "XSUB")
                 peer.sendall(strangers.frame(b"hello"))
                 await until(lambda number=number: ended(bench, "user_message") == number + 1)  # type: ignore[misc]
             assert bench.log.disconnected == [("user_message", 1)]

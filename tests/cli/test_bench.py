@@ -6,32 +6,49 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from stepwire_broker.bench import idle, product, routes
 from stepwire_broker.bench.load import DEFAULT, NAME, STEPS, BenchFailed, Setup, Workload
 from stepwire_broker.cli import bench_report
+from stepwire_broker.cli.options import Options
 from stepwire_broker.core.definitions.settings import ExecutionSettings
 from stepwire_broker.core.routing.router import Router, hidden, path_of
 
 from tests.compare_checkouts import FIGURES, compared
 
-from .a_place import Place
+from .a_place import Place, place
 
 SMALL = ["--rounds", "1", "--tasks", "100", "--window", "50", "--quick"]
 LOAD = Workload(rounds=1, tasks=100, window=50, submit_tasks=50, lone_tasks=3)
 
 
-def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
-    # A test's own directory can be too deep for an ipc path.
-    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
-        empty.environ["TMPDIR"] = temporary
-        done = empty.stepwire("bench", *SMALL, "-o", "json")
-        left = os.listdir(temporary)
-    assert done.code == 0, done
-    report = done.json
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Run `stepwire bench` once with each set of options. Return its report."""
+
+    @cache
+    def measure(*options: str) -> dict[str, Any]:
+        directory = tmp_path_factory.mktemp("measured")
+        directory.chmod(0o700)
+        # A test's own directory can be too deep for an ipc path.
+        with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
+            done = place(directory).stepwire("bench", *options, *SMALL, "-o", "json", TMPDIR=temporary)
+            left = os.listdir(temporary)
+        assert (done.code, done.err, left) == (0, "", []), done
+        report: dict[str, Any] = done.json
+        return report
+
+    return measure
+
+
+def test_a_round_reports_its_load_and_leaves_no_files(measured: Callable[..., dict[str, Any]]) -> None:
+    report = measured()
     assert {name: report["load"][name] for name in ("rounds", "tasks", "window", "submit_tasks")} == {
         "rounds": 1,
         "tasks": 100,
@@ -49,20 +66,21 @@ def test_a_round_reports_its_load_and_leaves_no_files(empty: Place) -> None:
         assert medians[f"{kind}_latency_of_bare"] > 0
     low, high = medians["spread"]["default_of_best"]
     assert 0 < low <= medians["default_of_best"] <= high
-    assert left == []
-    assert done.err == ""
 
 
-def test_text_output_prints_the_settings_and_a_table(empty: Place) -> None:
-    done = empty.stepwire("bench", *SMALL)
-    assert "1 round of 100 tasks of 4 steps, 50 in flight" in done.out
-    assert "product, best settings\t" in done.out
-    assert "product, default settings\t" in done.out
-    assert "default settings: 2 workers with 10 slots each, at most 50 steps per message" in done.out
-    assert re.search(r"default settings reach \d+\.\d\d of the best settings", done.out)
-    assert "bare durable loop, until its last commit\t" in done.out
-    assert "no difference from the tables" in done.out
-    assert "each `vs` figure is the median of the ratios within a round" in done.out
+def test_text_output_prints_the_settings_and_a_table(
+    measured: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench_report.ALL.show(Options(), measured())
+    shown = capsys.readouterr().out
+    assert "1 round of 100 tasks of 4 steps, 50 in flight" in shown
+    assert "product, best settings\t" in shown
+    assert "product, default settings\t" in shown
+    assert "default settings: 2 workers with 10 slots each, at most 50 steps per message" in shown
+    assert re.search(r"default settings reach \d+\.\d\d of the best settings", shown)
+    assert "bare durable loop, until its last commit\t" in shown
+    assert "no difference from the tables" in shown
+    assert "each `vs` figure is the median of the ratios within a round" in shown
 
 
 def test_every_column_of_figures_is_aligned_right() -> None:
@@ -91,32 +109,19 @@ def test_each_ratio_is_the_median_of_the_ratios_within_a_round() -> None:
     assert [medians[f"{kind}_of_bare"] for kind in ("echo", "best", "default")] == [0.5, 0.5, 0.5]
 
 
-def test_routes_are_measured_with_rules_that_steps_followed(empty: Place) -> None:
-    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
-        empty.environ["TMPDIR"] = temporary
-        done = empty.stepwire("bench", "--routes", *SMALL, "-o", "json")
-        left = os.listdir(temporary)
-    assert done.code == 0, done
-    medians = done.json["medians"]
+def test_routes_are_measured_with_rules_that_steps_followed(measured: Callable[..., dict[str, Any]]) -> None:
+    medians = measured("--routes")["medians"]
     assert medians["tasks_replayed"] >= 2 * 100
     assert min(medians[name] for name in medians if name.endswith("_per_s") or name == "routed_of_plain") > 0
     assert min(medians["canary_steps"], medians["other_steps"]) > 0
     assert (medians["canary_steps"] + medians["other_steps"]) % 4 == 0  # a task stays on one side
-    assert left == []
-    assert done.err == ""
 
 
-def test_keys_are_compared_with_a_bus_without_keys(empty: Place) -> None:
-    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
-        empty.environ["TMPDIR"] = temporary
-        done = empty.stepwire("bench", "--keys", *SMALL, "-o", "json")
-        left = os.listdir(temporary)
-    assert done.code == 0, done
-    medians = done.json["medians"]
+def test_keys_are_compared_with_a_bus_without_keys(measured: Callable[..., dict[str, Any]]) -> None:
+    medians = measured("--keys")["medians"]
     assert medians["tasks_replayed"] >= 2 * 100
     assert min(medians[name] for name in ("null_steps_per_s", "curve_steps_per_s", "curve_of_null")) > 0
     assert min(medians["null_p50_ms"], medians["curve_p50_ms"]) > 0
-    assert left == []
 
 
 def test_a_worker_of_the_measured_product_has_keys(tmp_path: Path) -> None:
@@ -125,11 +130,14 @@ def test_a_worker_of_the_measured_product_has_keys(tmp_path: Path) -> None:
     assert worker["principal"] == "bench"
 
 
-def test_text_output_of_keys_prints_a_table(empty: Place) -> None:
-    done = empty.stepwire("bench", "--keys", *SMALL)
-    assert "product, NULL (no keys)\t" in done.out
-    assert "product, CURVE\t" in done.out
-    assert "tcp on loopback; one worker with 1000 slots" in done.out
+def test_text_output_of_keys_prints_a_table(
+    measured: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench_report.KEYS.show(Options(), measured("--keys"))
+    shown = capsys.readouterr().out
+    assert "product, NULL (no keys)\t" in shown
+    assert "product, CURVE\t" in shown
+    assert "tcp on loopback; one worker with 1000 slots" in shown
 
 
 def test_the_ratio_of_keys_is_the_median_of_the_ratios_within_a_round() -> None:
@@ -150,18 +158,15 @@ def test_the_ratio_of_keys_is_the_median_of_the_ratios_within_a_round() -> None:
     assert medians["curve_more_ms"] == 0.25
 
 
-def test_the_throughput_idle_tasks_tasks_is_measured_with_all_of_them_open(empty: Place) -> None:
-    with tempfile.TemporaryDirectory(prefix="sw-") as temporary:
-        empty.environ["TMPDIR"] = temporary
-        done = empty.stepwire("bench", "--idle-tasks", "0,150", *SMALL, "-o", "json")
-        left = os.listdir(temporary)
-    assert done.code == 0, done
-    none, some = done.json["medians"]["idle"]
+def test_the_throughput_idle_tasks_tasks_is_measured_with_all_of_them_open(
+    measured: Callable[..., dict[str, Any]],
+) -> None:
+    medians = measured("--idle-tasks", "0,150")["medians"]
+    none, some = medians["idle"]
     assert (none["idle_tasks"], some["idle_tasks"]) == (0, 150)
     assert none["of_first"] == 1.0
     assert min(none["steps_per_s"], some["steps_per_s"], some["of_first"], some["submitted_per_s"]) > 0
-    assert done.json["medians"]["tasks_replayed"] >= 2 * 100
-    assert left == []
+    assert medians["tasks_replayed"] >= 2 * 100
 
 
 def test_text_output_idle_tasks_tasks_prints_a_table(empty: Place) -> None:
@@ -188,11 +193,14 @@ def test_routes_and_idle_tasks_are_different_measurements(empty: Place) -> None:
     assert "use one of them" in done.err
 
 
-def test_text_output_of_routes_prints_a_table(empty: Place) -> None:
-    done = empty.stepwire("bench", "--routes", *SMALL)
-    assert "two workers with 1000 slots in total" in done.out
-    assert "product, 12 rules, 4 executors\t" in done.out
-    assert "no difference from the tables" in done.out
+def test_text_output_of_routes_prints_a_table(
+    measured: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench_report.ROUTES.show(Options(), measured("--routes"))
+    shown = capsys.readouterr().out
+    assert "two workers with 1000 slots in total" in shown
+    assert "product, 12 rules, 4 executors\t" in shown
+    assert "no difference from the tables" in shown
 
 
 def test_every_step_of_the_bench_matches_only_the_last_rule() -> None:

@@ -10,7 +10,7 @@ from stepwire_broker.configuration import loader
 from stepwire_broker.configuration.loader import SettingsError
 from stepwire_broker.configuration.misspelt_names import NOT_SETTINGS
 
-from tests.house.source import product
+from tests.house.source import python_files
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_variables_that_are_not_settings_are_ignored() -> None:
 
 def test_every_variable_of_the_product_is_known() -> None:
     """No variable that clients, workers or programs read is taken for a misspelt setting."""
-    texts = [source.text for source in product()]
+    texts = [path.read_text() for path in python_files()]
     named = {name for text in texts for name in re.findall(r"\bSTEPWIRE_([A-Z][A-Z_]*[A-Z])\b", text)}
     settings = {key.upper().replace(".", "__") for key in loader.KEYS}
     assert {name for name in named if "__" not in name} - settings == NOT_SETTINGS

@@ -1,15 +1,20 @@
 """The exceptions of the product: one base for all of them, and a sentence for every class."""
 
+from functools import cache
+
 import stepwire
 import stepwire_broker
 import stepwire_protocol
 from stepwire_broker.cli.error_tree import ErrorClass, error_classes
 
-CLASSES = error_classes(stepwire_protocol, stepwire, stepwire_broker)
+
+@cache
+def product_errors() -> dict[str, ErrorClass]:
+    return error_classes(stepwire_protocol, stepwire, stepwire_broker)
 
 
 def test_every_exception_of_the_product_derives_from_one_base() -> None:
-    assert [name for name, one in CLASSES.items() if not derives(one, "StepwireError")] == []
+    assert [name for name, one in product_errors().items() if not derives(one, "StepwireError")] == []
 
 
 def test_every_exception_of_the_broker_is_a_broker_error() -> None:
@@ -18,8 +23,10 @@ def test_every_exception_of_the_broker_is_a_broker_error() -> None:
 
 
 def test_every_exception_has_a_sentence() -> None:
-    assert [name for name, one in CLASSES.items() if not one.meaning.endswith(".")] == []
+    assert [name for name, one in product_errors().items() if not one.meaning.endswith(".")] == []
 
 
 def derives(one: ErrorClass, root: str) -> bool:
-    return one.name == root or any(base in CLASSES and derives(CLASSES[base], root) for base in one.bases)
+    return one.name == root or any(
+        base in product_errors() and derives(product_errors()[base], root) for base in one.bases
+    )

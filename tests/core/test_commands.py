@@ -443,7 +443,12 @@ def test_after_a_retry_a_late_success_completes_its_held_step_even_if_the_step_l
 )
 def test_an_operator_sets_the_outcome_of_a_held_step(members: dict, state: str, task: str) -> None:
     world, task_id, _ = held_step()
+    noticed = world.rows.tables.attention
+    assert {number: row.kind for number, row in noticed.items()} == {task_id: "task_held", task_id + 1: "held"}
     answer = world.ask(ResolveStep, step_id=task_id + 1, reason="looked it up", **members)
+    assert {number: row.kind for number, row in noticed.items()} == (
+        {task_id + 1: "failed"} if state == "failed" else {}
+    )
     assert answer == Done(task_id, task, None)
     assert world.row(task_id).state == state
     assert (world.stored(task_id).state, world.stored(task_id).attention) == (task, None)

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.answers.answers import Applied, CommandRefused, TasksSubmitted
+from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask
-from stepwire_broker.core.intake.submission import ID_BLOCK
+from stepwire_broker.core.intake.submission import IDS_RESERVED, reserve_numbers
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import Committed, WorkflowOutcome
+from stepwire_broker.store.ports import LANE
+
+from tests.memory_store.tables import BlockRow
 
 from .world import CHAIN, ONE, W, World, one, steps
 
@@ -137,10 +141,12 @@ def test_open_steps_are_limited_and_count_one_by_one_also_over_a_restart() -> No
 
 def test_numbers_are_reserved_before_they_are_used_up() -> None:
     world = World()
-    world.state.last_id = world.state.next_id + 10
+    ids = world.state.ids[LANE]
+    ids.last = ids.next + 10
+    world.rows.tables.blocks[0] = BlockRow(LANE, ids.last)
     world.apply(ONE)
     waited = world.submit(count=20)
-    assert world.state.last_id > ID_BLOCK
+    assert ids.last > IDS_RESERVED
     submitted = world.submit(count=20)
     for answer in (waited, submitted):
         assert isinstance(answer, TasksSubmitted)
@@ -148,11 +154,31 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
     assert not set(waited.task_ids) & set(submitted.task_ids)
 
 
+def test_a_lane_continues_in_a_block_of_its_own_after_its_last_id() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    for lane, ids in world.state.ids.items():
+        ids.next = ids.last - 2
+        reserve_numbers(world.state, lane, 1)
+    answers = [world.submit(count=2) for _ in range(6)]
+    assert all(isinstance(answer, TasksSubmitted) for answer in answers)
+    world.restart()
+    world.submit(count=2)
+    tasks = world.rows.tasks
+    assert len(tasks) == 14
+    assert {block_of(task_id) for task_id in tasks} == {2, 3}
+    for task in tasks.values():
+        assert {world.state.lane_of(task.id), world.state.lane_of(task.id + 1)} == {task.lane}
+        assert block_of(task.id) == block_of(task.id + 1)
+    assert world.state.lane_of(1 << 40) is None
+    world.check()
+
+
 def test_too_many_submissions_that_wait_for_ids_are_refused() -> None:
     world = limited(uncommitted_bytes=8_000)
     world.apply(ONE)
-    world.state.last_id = world.state.next_id
-    world.state.ids_asked = True  # the block is on its way
+    ids = world.state.ids[LANE]
+    ids.last, ids.is_asked = ids.next, True  # further ids are on their way
     answers = [world.submit(context=b'{"a":"%s"}' % (b"x" * 500)) for _ in range(5)]
     assert answers[:2] == [None, None]
     refused = answers[-1]
@@ -164,7 +190,7 @@ def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> 
     world = World()
     world.apply(ONE)
     world.submit()
-    unused = (world.state.next_id, world.state.last_id)
+    unused = (world.state.ids[LANE].next, world.state.ids[LANE].last)
     world.handle(events.Leave())
     assert world.groups[-1].unused_ids == unused
     refused = world.submit()
@@ -175,7 +201,7 @@ def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> 
 def test_a_broker_that_leaves_while_it_reserves_ids_returns_none() -> None:
     world = World()
     world.apply(ONE)
-    world.state.ids_asked = True
+    world.state.ids[LANE].is_asked = True
     world.handle(events.Leave())
     assert [group.unused_ids for group in world.groups if group.unused_ids is not None] == []
 

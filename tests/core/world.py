@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
@@ -69,7 +70,7 @@ class World:
         self.settings = settings or Settings()
         self.auto = auto
         self.answers_reads = answers_reads
-        self.rows = StoreAtOnce(next_id=1 << 30, lanes=lanes)
+        self.rows = StoreAtOnce(lanes=lanes)
         self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
@@ -83,9 +84,10 @@ class World:
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
         self.lease_before_ms = 0  # the longest lease of earlier starts, as the database has it
-        self._begin(epoch=7, ids=(1, 1 << 40))
+        reserved = {lane: self.rows.tables.reserve_ids(lane, IDS_PER_BLOCK) for lane in self.rows.tables.seqs}
+        self._begin(epoch=7, ids=reserved)
 
-    def _begin(self, epoch: int, ids: tuple[int, int]) -> None:
+    def _begin(self, epoch: int, ids: dict[int, tuple[int, int]]) -> None:
         self.rows.begin(epoch)
         identity = Identity(BROKER, epoch=epoch, deployment=DEPLOYMENT, batch_key=b"key of start %d" % epoch, host=HOST)
         rules = [placed.rule for placed in stored_rules(self.rows.controls)]
@@ -95,6 +97,7 @@ class World:
             deployment=DEPLOYMENT,
             epoch=epoch,
             ids=ids,
+            blocks={number: block.lane for number, block in self.rows.tables.blocks.items()},
             lanes=dict(self.rows.tables.seqs),
             lease_ms_before=self.lease_before_ms,
             workflows=[],
@@ -111,7 +114,7 @@ class World:
     def restart(self) -> None:
         """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
         epoch = self.state.identity.epoch + 1
-        ids = (self.state.next_id, self.state.last_id)
+        ids = {lane: (ids.next, ids.last) for lane, ids in self.state.ids.items()}
         for number, workflow in self.state.workflows.items():
             active = self.state.active.get((workflow.namespace, workflow.name)) is workflow
             self.documents[number] = (workflow, active)

@@ -35,9 +35,14 @@ class Source(NamedTuple):
     tree: ast.Module
 
 
+def python_files() -> list[Path]:
+    """The modules of the product."""
+    return [path for room in PRODUCT for path in sorted((ROOT / room).rglob("*.py"))]
+
+
 @cache
 def product() -> list[Source]:
-    return [_parsed(path) for room in PRODUCT for path in sorted((ROOT / room).rglob("*.py"))]
+    return [_parsed(path) for path in python_files()]
 
 
 @cache

@@ -19,9 +19,8 @@ from .writer import MemoryWriter
 class StoreAtOnce:
     """`refuses` are tasks whose rows the database refuses, from the next group on."""
 
-    def __init__(self, next_id: int, lanes: int = 1) -> None:
+    def __init__(self, lanes: int = 1) -> None:
         self.tables = Tables(lanes)
-        self.tables.next_id = next_id
         self.queries = MemoryQueries(self.tables)
         self.refuses: set[int] = set()
         self.refuses_submissions = False

@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.store.lane import Rows
-from stepwire_broker.store.ports import ID_BLOCK
+from stepwire_broker.store.ports import IDS_AT_START
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
@@ -23,13 +23,14 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
     tables.epoch += 1
-    first, tables.next_id = tables.next_id, tables.next_id + ID_BLOCK
+    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in tables.seqs}
     queries = MemoryQueries(tables)
     counts = queries.open_counts()
     return Opened(
         deployment=tables.deployment,
         epoch=tables.epoch,
-        ids=(first, tables.next_id - 1),
+        ids=ids,
+        blocks={number: block.lane for number, block in tables.blocks.items()},
         lanes=dict(tables.seqs),
         lease_ms_before=lease_ms_before,
         workflows=list(tables.workflows.values()),

@@ -59,7 +59,12 @@ class MemoryPruning:
             of_task.remove(step_id)
             if (stderr := tables.stderr.pop(step_id, None)) is not None:
                 self._undo(lambda i=step_id, t=stderr: tables.stderr.update({i: t}))
+            self._forget(step_id)
         return len(step_ids)
+
+    def _forget(self, number: int) -> None:
+        if (noticed := self._tables.attention.pop(number, None)) is not None:
+            self._undo(lambda: self._tables.attention.update({number: noticed}))
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:
         tables = self._tables
@@ -84,6 +89,8 @@ class MemoryPruning:
 
     def remove_tasks(self, task_ids: Collection[int]) -> int:
         tasks = self._tables.tasks
+        for task_id in task_ids:
+            self._forget(task_id)
         removed = {task_id: tasks.pop(task_id) for task_id in task_ids if task_id in tasks}
         self._undo(lambda: tasks.update(removed))
         return len(removed)

@@ -19,6 +19,7 @@ from stepwire_broker.core.model.commit_group import StepStderr, TaskNew
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
+    ATTENTION_STATES,
     AuditFilter,
     EventRow,
     HistoryCursor,
@@ -152,7 +153,8 @@ class MemoryQueries:
         return None if task is None else task.namespace
 
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
-        rows = [self._task_row(self._tables.tasks[i]) for i in self._shown(sorted(self._tables.tasks, reverse=True))]
+        rows = [self._task_row(self._tables.tasks[i]) for i in self._shown(self._tables.tasks)]
+        rows.sort(key=lambda row: row.point, reverse=True)
         is_wanted = _all_of(
             (wanted.state, lambda row: row.state == wanted.state),
             (wanted.namespace, lambda row: row.namespace == wanted.namespace),
@@ -161,14 +163,20 @@ class MemoryQueries:
             (wanted.label, lambda row: wanted.label in _labels(row).items()),
             (wanted.key, lambda row: row.key == wanted.key),
             (wanted.since_ms, lambda row: row.created_ms >= wanted.since_ms),
-            (wanted.before, lambda row: row.id < wanted.before),
-            (wanted.first_id, lambda row: row.id >= wanted.first_id),
+            (wanted.before, lambda row: row.point < wanted.before),
+            (wanted.first, lambda row: row.point >= wanted.first),
         )
         return [row for row in rows if is_wanted(row)][: wanted.limit]
 
-    def newest_task(self, before: int | None) -> ListPoint | None:
-        ids = [task_id for task_id in self._tables.tasks if before is None or task_id < before]
-        return ListPoint(max(ids), self._tables.tasks[max(ids)].created_ms) if ids else None
+    def list_end(self, wanted: TaskFilter | StepFilter, rows: int) -> ListPoint | None:
+        points = [ListPoint(task.created_ms, task.id) for task in self._tables.tasks.values()]
+        if isinstance(wanted, StepFilter) and wanted.state in ATTENTION_STATES:
+            noticed = self._tables.attention.values()
+            points = [ListPoint(row.at_ms, row.id) for row in noticed if row.kind == wanted.state]
+        after = sorted((p for p in points if wanted.before is None or p < wanted.before), reverse=True)
+        if not after:
+            return None
+        return after[rows - 1] if len(after) >= rows else ListPoint(0, 0)
 
     def _task_row(self, task: TaskNew) -> TaskRow:
         workflow = self._tables.workflows[task.workflow_id]
@@ -198,9 +206,13 @@ class MemoryQueries:
         return None if row is None else self._step_row(row)
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
-        rows = [
-            self._step_row(row)._replace(output=None) for _, row in sorted(self._tables.steps.items(), reverse=True)
-        ]
+        if wanted.state in ATTENTION_STATES:
+            noticed = [row for row in self._tables.attention.values() if row.kind == wanted.state]
+            rows = [self._step_row(self._tables.steps[row.id])._replace(listed_ms=row.at_ms) for row in noticed]
+        else:
+            rows = [self._step_row(row) for row in self._tables.steps.values()]
+        rows = [row._replace(output=None) for row in rows]
+        rows.sort(key=lambda row: row.point, reverse=True)
         handler = wanted.handler_class or ""
         is_pattern = patterns.is_pattern(handler)
         is_wanted = _all_of(
@@ -212,28 +224,27 @@ class MemoryQueries:
                 ),
             ),
             (wanted.namespaces, lambda row: self._tables.tasks[row.task_id].namespace in wanted.namespaces),
-            (wanted.before, lambda row: row.id < wanted.before),
-            (wanted.first_id, lambda row: row.id >= wanted.first_id),
+            (wanted.before, lambda row: row.point < wanted.before),
+            (wanted.first, lambda row: row.point >= wanted.first),
         )
         return [row for row in rows if is_wanted(row)][: wanted.limit]
-
-    def newest_step(self, before: int | None) -> ListPoint | None:
-        ids = [step_id for step_id in self._tables.steps if before is None or step_id < before]
-        if not ids:
-            return None
-        task_id = self._tables.steps[max(ids)].stored.task_id
-        return ListPoint(max(ids), self._tables.tasks[task_id].created_ms)
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         return self._tables.stderr.get(step_id)
 
     def held_count(self) -> int:
-        return sum(row.stored.state == "held" for row in self._tables.steps.values())
+        return sum(row.kind == "held" for row in self._tables.attention.values())
 
     def _step_row(self, row: StoredRow) -> StepRow:
         values = {name: getattr(row.stored, name) for name in StepRow._fields if name in StoredStep._fields}
-        workflow_id = self._tables.tasks[row.stored.task_id].workflow_id
-        return StepRow(**values, name=row.name, handler_class=row.handler_class, workflow_id=workflow_id)
+        task = self._tables.tasks[row.stored.task_id]
+        return StepRow(
+            **values,
+            name=row.name,
+            handler_class=row.handler_class,
+            workflow_id=task.workflow_id,
+            listed_ms=task.created_ms,
+        )
 
     # -- controls -----------------------------------------------------------------------------------------------------
 

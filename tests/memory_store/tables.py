@@ -12,8 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.commit import scrubbing
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
 from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
     HistoryRow,
     Parked,
     StepChanged,
@@ -58,6 +60,11 @@ class LoggedRow(NamedTuple):
     facts: bytes
 
 
+class BlockRow(NamedTuple):
+    lane: int
+    reserved: int
+
+
 class ControlRow(NamedTuple):
     value: str | None
     position: int
@@ -75,6 +82,7 @@ class Tables:
         self.log: list[LoggedRow] = []
         self.parked: dict[int, Parked] = {}
         self.stderr: dict[int, StepStderr] = {}
+        self.attention: dict[int, AttentionChanged] = {}  # by the id of the step or of the task
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
@@ -85,7 +93,16 @@ class Tables:
         self.epoch = 0  # of the last start, and of every lane
         self.lease_ms = 0
         self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
-        self.next_id = 1
+        self.blocks: dict[int, BlockRow] = {}  # by number, of ids
+
+    def reserve_ids(self, lane: int, count: int) -> tuple[int, int]:
+        number = max((n for n, block in self.blocks.items() if block.lane == lane), default=None)
+        if number is None or self.blocks[number].reserved + count > IDS_PER_BLOCK:
+            number = max(self.blocks, default=-1) + 1
+            self.blocks[number] = BlockRow(lane, 0)
+        self.blocks[number] = BlockRow(lane, self.blocks[number].reserved + count)
+        last = number * IDS_PER_BLOCK + self.blocks[number].reserved
+        return last - count + 1, last
 
     # -- writing: every change adds to `undo` how to take it back -----------------------------------------------------
 
@@ -95,8 +112,22 @@ class Tables:
         self._change_tasks(rows, undo)
         for row in rows.history:
             self._add_history(row, undo, lane)
+        for noticed in rows.attention:
+            self._notice(noticed, undo)
         for task_id, at_ms in rows.erasures:
             self._erase(task_id, at_ms, undo)
+
+    def _notice(self, row: AttentionChanged, undo: Undo) -> None:
+        before = self.attention.pop(row.id, None)
+        if row.kind is not None:
+            self.attention[row.id] = row
+
+        def take_back() -> None:
+            self.attention.pop(row.id, None)
+            if before is not None:
+                self.attention[row.id] = before
+
+        undo.append(take_back)
 
     def _erase(self, task_id: int, at_ms: int, undo: Undo) -> None:
         marker = erasing.marker(at_ms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
 from stepwire_broker.store.audit_chain import linked
@@ -63,11 +64,6 @@ class MemoryWriter:
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
         return True
-
-    def _set(self, name: str, value: int) -> None:
-        before = getattr(self._tables, name)
-        setattr(self._tables, name, value)
-        self._undo.append(lambda: setattr(self._tables, name, before))
 
     def position(self) -> int | None:
         return self._tables.seqs[self._lane] if self._tables.epoch == self._epoch else None
@@ -171,13 +167,24 @@ class MemoryWriter:
         return {i: steps[i].stored.task_id for i in step_ids if i in steps}
 
     def reserve_ids(self, count: int) -> tuple[int, int]:
-        first = self._tables.next_id
-        self._set("next_id", first + count)
-        return first, first + count - 1
+        self._keep_blocks()
+        return self._tables.reserve_ids(self._lane, count)
 
     def return_ids(self, first: int, last: int) -> None:
-        if self._tables.next_id == last + 1:
-            self._set("next_id", first)
+        number = block_of(first)
+        before, block = number * IDS_PER_BLOCK, self._tables.blocks[number]
+        if before + block.reserved == last:
+            self._keep_blocks()
+            self._tables.blocks[number] = block._replace(reserved=first - 1 - before)
+
+    def _keep_blocks(self) -> None:
+        blocks, before = self._tables.blocks, dict(self._tables.blocks)
+
+        def undo() -> None:
+            blocks.clear()
+            blocks.update(before)
+
+        self._undo.append(undo)
 
     def trouble(self, error: Exception) -> Trouble:
         return trouble_of(error)

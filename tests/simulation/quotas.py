@@ -80,10 +80,10 @@ class Quotas:
         state = self.world.broker.state
         expected, is_building = self._over(command), bool(state.building)
         refused_before = sum(state.counters.over_quota.values())
-        ids_before = state.next_id
+        ids_before = sum(ids.next for ids in state.ids.values())
         handle()
         is_refused = sum(state.counters.over_quota.values()) > refused_before
-        is_accepted = state.next_id > ids_before
+        is_accepted = sum(ids.next for ids in state.ids.values()) > ids_before
         if not is_building:  # the open steps of a submission that is being built cannot be counted from outside
             checks.check_decision(self.world.checks.books, expected, is_refused=is_refused, is_accepted=is_accepted)
         if is_accepted:

@@ -80,6 +80,18 @@ class SqliteStore:
                 _sqlite_stderr(self.connection),
             ),
             ("history", _history(self.tables), _sqlite_history(self.connection)),
+            (
+                "attention",
+                sorted(tuple(row) for row in self.tables.attention.values()),
+                self.connection.execute(
+                    "SELECT id, task_id, kind, at_ms, handler_class FROM attention ORDER BY id"
+                ).fetchall(),
+            ),
+            (
+                "blocks",
+                sorted((n, *block) for n, block in self.tables.blocks.items()),
+                self.connection.execute("SELECT number, lane, reserved FROM blocks ORDER BY number").fetchall(),
+            ),
             ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
             ("audit", [tuple(row) for row in self.tables.audit], [tuple(row) for row in audit.rows(self.connection)]),
         ):

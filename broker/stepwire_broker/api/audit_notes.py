@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.model.events import ActionNoticed
-from stepwire_broker.store.rows import TaskFilter
 
 from .engine_port import EnginePort
 from .http_problems import HttpProblem
@@ -75,8 +74,7 @@ class AuditNotes:
         return True
 
     async def _namespace_of(self, task_id: int) -> str:
-        rows = await self._broker.read(lambda queries: queries.tasks(TaskFilter(before=task_id + 1, limit=1)))
-        return rows[0].namespace if rows and rows[0].id == task_id else "unknown"
+        return await self._broker.read(lambda queries: queries.namespace_of(task_id)) or "unknown"
 
 
 def _names(body: bytes) -> _Named:

@@ -245,8 +245,9 @@ class TaskPage(Struct, frozen=True):
 
 
 class StepPage(Struct, frozen=True):
-    """`scanned_to`: the time for searching was over. The page holds the matching steps of tasks that were submitted
-    after this time, and perhaps none; `next_cursor` continues the search."""
+    """The steps of the newest task come first; of `held` and `failed` steps, those that were held or failed last.
+    `scanned_to`: the time for searching was over. The page holds the matching steps of tasks that were submitted, or
+    the steps that were held or failed, after this time, and perhaps none; `next_cursor` continues the search."""
 
     steps: list[StepSummary]
     next_cursor: str | None

@@ -141,7 +141,9 @@ class Operation(NamedTuple):
 
 
 ID: Final = {"type": "integer", "format": "int64", "minimum": 0, "maximum": limits.INTEGER_MAX}
-CURSOR: Final = Parameter({"type": "string", "pattern": "^[0-9]{1,16}$"}, "`next_cursor` of the previous page.")
+CURSOR: Final = Parameter(
+    {"type": "string", "pattern": r"^[0-9]{1,16}\.[0-9]{1,16}$"}, "`next_cursor` of the previous page."
+)
 POSITION: Final = {
     "type": "string",
     "pattern": r"^(0|[0-9]{1,15}(\.[0-9]{1,15}){3}(,[0-9]{1,15}(\.[0-9]{1,15}){3})*)$",

@@ -181,7 +181,7 @@ def _step_document(
 
 
 def tasks(queries: Queries, filters: TaskFilter) -> bytes:
-    rows, stopped_at = _listed(queries.tasks, queries.newest_task, filters)
+    rows, stopped_at = _listed(queries, queries.tasks, filters)
     tasks = [TaskSummary(**_task(row)) for row in rows]
     return encode(TaskPage(tasks, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
@@ -204,7 +204,7 @@ def step(
 
 
 def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
-    rows, stopped_at = _listed(queries.steps, queries.newest_step, filters)
+    rows, stopped_at = _listed(queries, queries.steps, filters)
     steps = [StepSummary(**_step(row, live)) for row in rows]
     return encode(StepPage(steps, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
@@ -339,27 +339,27 @@ def _workflow(row: StoredWorkflow | WorkflowRow) -> dict[str, Any]:
     }
 
 
-def _listed(
-    read: Callable[[F], list[R]], newest: Callable[[int | None], ListPoint | None], filters: F
-) -> scanning.Scanned[R]:
+def _listed(queries: Queries, read: Callable[[F], list[R]], filters: F) -> scanning.Scanned[R]:
     if not scanning.needs_scan(filters):
         return scanning.Scanned(read(filters), None)
 
-    def chunk(before: int, first_id: int, limit: int) -> list[R]:
-        return read(filters._replace(before=before, first_id=first_id, limit=limit))
+    def chunk(before: ListPoint | None, first: ListPoint, limit: int) -> list[R]:
+        return read(filters._replace(before=before, first=first, limit=limit))
 
-    return scanning.scan(chunk, newest, filters.before, filters.limit)
+    def end(before: ListPoint | None, rows: int) -> ListPoint | None:
+        return queries.list_end(filters._replace(before=before), rows)
+
+    return scanning.scan(chunk, end, filters.before, filters.limit)
 
 
 def _next(rows: Sequence[TaskRow] | Sequence[StepRow], limit: int, stopped_at: ListPoint | None) -> str | None:
     """The cursor after a full page, because another page may follow, or where a scan stopped; otherwise None."""
-    if stopped_at is not None:
-        return str(stopped_at.id + 1)
-    return str(rows[-1].id) if len(rows) == limit else None
+    point = stopped_at or (rows[-1].point if len(rows) == limit else None)
+    return None if point is None else f"{point.at_ms}.{point.id}"
 
 
 def _scanned_to(stopped_at: ListPoint | None) -> str | None:
-    return None if stopped_at is None else rfc3339(stopped_at.created_ms)
+    return None if stopped_at is None else rfc3339(stopped_at.at_ms)
 
 
 # -- the members of a query -------------------------------------------------------------------------------------------
@@ -375,14 +375,15 @@ def limit(text: str | None) -> int:
     return LIMIT_DEFAULT if text is None else number("limit", text, 1, LIMIT_MAX)
 
 
-def _cursor(text: str | None) -> int | None:
+def _cursor(text: str | None) -> ListPoint | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+    numbers = text.split(".")
+    if len(numbers) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 16 for part in numbers):
         raise HttpProblem(
             400, "bad_query", "`cursor` was not issued by this broker", "use `next_cursor` of the previous page"
         )
-    return int(text)
+    return ListPoint(int(numbers[0]), int(numbers[1]))
 
 
 def _label(text: str | None) -> tuple[str, str] | None:

@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from stepwire_broker.core.model.states import StepState, TaskState
-from stepwire_broker.store.rows import ListPoint, StepFilter, TaskFilter
+from stepwire_broker.store.rows import ATTENTION_STATES, ListPoint, StepFilter, TaskFilter
 
 TIME_MAX_S: Final = 0.08
-CHUNK_IDS_MIN: Final = 2_000
-CHUNK_IDS_MAX: Final = 20_000
+CHUNK_ROWS_MIN: Final = 32
+CHUNK_ROWS_MAX: Final = 20_000
 CHUNK_TIME_S: Final = (0.005, 0.02)  # a chunk that takes less is followed by a larger one, and vice versa
 
 Row = TypeVar("Row")
 
 
 class Scanned(NamedTuple, Generic[Row]):
-    """`stopped_at` is the newest row that was not read. None: all rows were read, or the page is full."""
+    """`stopped_at` is the last point that was read. None: all rows were read, or the page is full."""
 
     rows: list[Row]
     stopped_at: ListPoint | None
@@ -32,40 +31,39 @@ def needs_scan(wanted: TaskFilter | StepFilter) -> bool:
         case TaskFilter(key=str()):
             return False
         case TaskFilter():
-            is_indexed = wanted.state in (None, TaskState.FAILED)
-            return wanted.label is not None or wanted.since_ms is not None or not is_indexed
+            return wanted.label is not None
         case StepFilter():
             is_filtered = wanted.handler_class is not None or wanted.namespaces is not None
-            return is_filtered or wanted.state not in (None, StepState.HELD, StepState.FAILED)
+            return is_filtered or wanted.state not in (None, *ATTENTION_STATES)
 
 
 def scan(
-    read: Callable[[int, int, int], list[Row]],
-    newest: Callable[[int | None], ListPoint | None],
-    before: int | None,
+    read: Callable[[ListPoint | None, ListPoint, int], list[Row]],
+    end: Callable[[ListPoint | None, int], ListPoint | None],
+    before: ListPoint | None,
     limit: int,
 ) -> Scanned[Row]:
     """Read at most `limit` rows, the newest first, in a reader's thread.
 
-    `read(before, first, limit)` returns the matching rows with these ids. `newest(before)` is the newest row of all."""
+    `read(before, first, limit)` returns the matching rows between these points. `end(before, rows)` is the point of the
+    last row of a part with this number of rows; None: there is no row before `before`."""
     rows: list[Row] = []
-    chunk_ids = CHUNK_IDS_MIN
+    chunk_rows = CHUNK_ROWS_MIN
     began_s = now_s = time.perf_counter()
-    while (point := newest(before)) is not None:
+    while (first := end(before, chunk_rows)) is not None:
         if now_s - began_s > TIME_MAX_S:
-            return Scanned(rows, point)
-        first = max(0, point.id + 1 - chunk_ids)
-        rows += read(point.id + 1, first, limit - len(rows))
+            return Scanned(rows, before)
+        rows += read(before, first, limit - len(rows))
         if len(rows) == limit:
             break
         before = first
         chunk_began_s, now_s = now_s, time.perf_counter()
-        chunk_ids = _next_chunk(chunk_ids, now_s - chunk_began_s)
+        chunk_rows = _next_chunk(chunk_rows, now_s - chunk_began_s)
     return Scanned(rows, None)
 
 
-def _next_chunk(ids: int, took_s: float) -> int:
+def _next_chunk(rows: int, took_s: float) -> int:
     least_s, most_s = CHUNK_TIME_S
     if took_s < least_s:
-        return min(CHUNK_IDS_MAX, ids * 2)
-    return max(CHUNK_IDS_MIN, ids // 2) if took_s > most_s else ids
+        return min(CHUNK_ROWS_MAX, rows * 2)
+    return max(CHUNK_ROWS_MIN, rows // 2) if took_s > most_s else rows

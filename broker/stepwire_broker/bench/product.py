@@ -244,7 +244,7 @@ def check(directory: Path, progress: Progress) -> int:
                 _check(queries, workflows[row.workflow_id], row, steps[row.id])
             checked += len(page)
             progress(len(page))
-            page = queries.tasks(TaskFilter(workflow=NAME, limit=CHECK_TASKS, before=page[-1].id))
+            page = queries.tasks(TaskFilter(workflow=NAME, limit=CHECK_TASKS, before=page[-1].point))
     return checked
 
 

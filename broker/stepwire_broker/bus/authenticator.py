@@ -1,7 +1,8 @@
 """The authenticator: answers libzmq's question whether a connection is admitted, in a thread of its own.
 
 libzmq asks it at each handshake of tcp and ipc, over inproc (the ZAP protocol, rfc.zeromq.org/spec/27). The thread
-reads an immutable `Admission`, which the loop replaces. It never waits for the loop, and no request ends it.
+reads an immutable `Admission`, which the loop replaces. No request ends it. It admits a connection only after the loop
+has heard of it, because a connection that the loop does not know has no budgets.
 
 A refusal is always 300: the refused client tries again, and is admitted without a restart once its key is allowed.
 After 400 a client would never try again.
@@ -26,6 +27,7 @@ ADMITTED: Final = b"200"
 REFUSED: Final = b"300"
 REFUSALS_KEPT_MAX: Final = 256
 ANSWERED_AT_ONCE_MAX: Final = 1_000  # requests for one wait
+KNOWN_WITHIN_S: Final = 1.0  # the longest wait for the loop; a handshake may take twice as long
 
 # The ZAP domains of the listeners. The domain, and not the peer, states how a connection proves its identity.
 IPC_DOMAIN: Final = b"stepwire.ipc"
@@ -56,10 +58,11 @@ class Authenticator:
         self.refused: Final = dict.fromkeys(REASONS, 0)
         self._admission = admission
         self._refusals: deque[RefusedConnection] = deque(maxlen=REFUSALS_KEPT_MAX)
-        self._socket = context.socket(zmq.REP)
+        self._socket = context.socket(zmq.ROUTER)
         self._may_answer = threading.Event()
         self._may_answer.set()
         self._wait_s = 0.0
+        self._wait_until_known: Callable[[float], None] = _know
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         for socket in (self._socket, self._stop, self._stopped):
@@ -77,6 +80,11 @@ class Authenticator:
     def replace(self, admission: Admission) -> None:
         """Decide by this admission from now on. Connections that exist stay open."""
         self._admission = admission
+
+    def wait_for(self, wait_until_known: Callable[[float], None]) -> None:
+        """From now on, answer only after this call. It waits, for at most the given time in seconds, until the loop
+        knows all connections that have been accepted."""
+        self._wait_until_known = wait_until_known
 
     def hold_back(self, wait_s: float) -> None:
         """Let each handshake wait for at most this time. With 0, those that wait go on."""
@@ -117,18 +125,24 @@ class Authenticator:
             if self._stopped in ready:
                 return
             self._may_answer.wait(self._wait_s)
-            self._answer_all()
+            requests = self._received()
+            self._wait_until_known(KNOWN_WITHIN_S)
+            for route, request in requests:
+                self._answer(route, request)
 
-    def _answer_all(self) -> None:
-        """Answer what has arrived: a wait is shared by all, so that a queue never becomes longer by waiting."""
+    def _received(self) -> list[tuple[list[bytes], list[bytes]]]:
+        """The requests that have arrived, each with its route: they share a wait, so that waiting makes no queue."""
+        received = []
         for _ in range(ANSWERED_AT_ONCE_MAX):
             try:
-                request = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            self._answer(request)
+                break
+            begins = frames.index(b"") + 1 if b"" in frames else len(frames)
+            received.append((frames[:begins], frames[begins:]))
+        return received
 
-    def _answer(self, request: list[bytes]) -> None:
+    def _answer(self, route: list[bytes], request: list[bytes]) -> None:
         admission = self._admission
         try:
             verdict = decide(admission, request)
@@ -139,13 +153,17 @@ class Authenticator:
             self._note(verdict, request)
         request_id = request[1] if len(request) > 1 else b""
         status = ADMITTED if user_id else REFUSED
-        self._socket.send_multipart([VERSION, request_id, status, b"", user_id, _metadata(verdict.proof)])
+        self._socket.send_multipart([*route, VERSION, request_id, status, b"", user_id, _metadata(verdict.proof)])
 
     def _note(self, verdict: ZapVerdict, request: list[bytes]) -> None:
         self.refused[verdict.reason] += 1
         address = request[3].decode("ascii", "replace") if len(request) > 3 else ""
         key = z85.encode(request[6]).decode() if len(request) > 6 and len(request[6]) == 32 else ""
         self._refusals.append(RefusedConnection(verdict.reason, address, key, verdict.principal))
+
+
+def _know(_: float) -> None:
+    """Wait for no loop: the broker's own connections begin before its loop serves."""
 
 
 def _metadata(proof: str) -> bytes:

@@ -28,6 +28,7 @@ from .floods import SWEEP_EACH_S, Floods
 from .identity import descriptor_of, owner_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .local_handshakes import LocalHandshakes
+from .newcomers import Newcomers
 
 MONITORED: Final = (
     zmq.EVENT_ACCEPTED
@@ -100,12 +101,14 @@ class Connections:
         self._is_scheduled = False  # the rest of the events is read soon
         self.floods: Final = Floods(lambda: list(self._open.values()), unread_bytes_max, hold_back)
         self._handshake = handshake
+        self.newcomers: Final = Newcomers(self._on_edge)
         self._watch = FloodWatch(lambda: self._turns, self.floods.end_subscriptions, self.floods.measure)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.newcomers.start()
         for monitor in self._monitors.values():
             self._loop.add_reader(monitor.FD, self._on_edge)
         self._sweep_later()
@@ -113,6 +116,7 @@ class Connections:
         self._watch.start()
 
     def stop(self) -> None:
+        self.newcomers.stop()
         if self._sweep_timer is not None:
             self._watch.stop()
             self._sweep_timer.cancel()
@@ -124,11 +128,13 @@ class Connections:
         """Read all events of the monitors, before an answer that depends on them."""
         self._read_events(EVENTS_MAX)
 
-    def _on_edge(self) -> None:
-        """Read some events. Peers that connect again at once could keep the loop here for as long as they like."""
+    def _on_edge(self) -> bool:
+        """Read some events. Peers that connect again at once could keep the loop here for as long as they like. Return
+        True if all have been read."""
         self._is_scheduled = False
         if self._sweep_timer is not None:  # not stopped
             self._read_events(EVENTS_PER_TURN)
+        return not self._is_scheduled
 
     def _read_events(self, most: int) -> None:
         """Read at most this number of events. The queue has one edge, so the rest is read in the next turn."""

@@ -137,6 +137,11 @@ class PrincipalGate:
             self._blocked = principals
             self._apply()
 
+    def wait_for(self, wait_until_known: Callable[[float], None]) -> None:
+        """Let each new connection wait until the loop knows it."""
+        if self._authenticator is not None:
+            self._authenticator.wait_for(wait_until_known)
+
     def hold_back(self, wait_s: float) -> None:
         """Delay each new connection by at most this time. Any thread may call it."""
         authenticator = self._authenticator

@@ -6,6 +6,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -30,6 +31,8 @@ from .reader import SocketReader
 from .served_keys import ServedKeys
 from .sockets import Bound, Sockets, read_endpoints
 
+DOOR_EMPTY_S: Final = 2.0
+DOOR_POLL_S: Final = 0.002
 DISCONNECT_AFTER_S: Final = 0.1  # a reset that was sent before has left by then
 
 # Takes the topic and the body of a message.
@@ -116,6 +119,7 @@ class Wire:
         )
         self._is_closed = False
         self._connections.start()
+        self._gate.wait_for(self._connections.newcomers.wait_until_known)
         try:
             if server is not None:
                 await self._check_door()
@@ -141,6 +145,13 @@ class Wire:
         """Raise EndpointRefused if an endpoint with CURVE would admit a connection without an allowed key."""
         address = self._sockets.bind_probe()
         await self._gate.check_door(self._context, address)
+        # The visitors have left. libzmq reports no end of a connection that `unbind` ends, and it would stay counted.
+        until_s = time.monotonic() + DOOR_EMPTY_S
+        while time.monotonic() < until_s:
+            self._connections.read_events()
+            if not self.counters.connections["steps"]:
+                break
+            await asyncio.sleep(DOOR_POLL_S)
         self._xpub.unbind(address)
 
     def close(self, linger_ms: int = 0) -> None:

@@ -92,7 +92,8 @@ class Machine:
         self.state = state
         for workflow, active in workflows:
             add_workflow(state, workflow, active)
-        submission.reserve_numbers(state, 0)
+        for lane in state.outbox.lanes:
+            submission.reserve_numbers(state, lane, 0)
         if state.unloaded:
             state.timers.set(0, PageDue())
         state.timers.set(state.safe_at_mono, RecoverySafe())
@@ -205,7 +206,7 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
     for applied in event.workflows:
         on_applied(state, applied, now)
     if event.ids is not None:
-        submission.on_numbers(state, event.ids, now)
+        submission.on_numbers(state, event.lane, event.ids, now)
     eviction.settle(state, wrote, lane.dirty)
     if state.large or state.large_contexts:
         large_payloads.drop_large_payloads(state)
@@ -319,7 +320,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
     task = state.tasks.get(event.task_id)
-    code = _stall_of(state, task)
+    code = _stall_of(state, event.task_id)
     if code is not None:
         _refuse_stalled(state, event.request, task, code)
     elif task is None:
@@ -332,7 +333,7 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
 def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
     step = state.steps.get(event.step_id)
     task = None if step is None else step.task
-    code = _stall_of(state, task)
+    code = _stall_of(state, event.step_id)
     if code is not None:
         _refuse_stalled(state, event.request, task, code)
     elif step is None or task is None:
@@ -344,9 +345,10 @@ def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> No
         residency.leave_if_final(state, task)
 
 
-def _stall_of(state: BrokerState, task: Task | None) -> StallCode | None:
-    """Return why no command on this task can be stored now. A task that is not in memory may be in any lane."""
-    return state.outbox.stalled if task is None else state.outbox.lanes[task.lane].stalled
+def _stall_of(state: BrokerState, number: int) -> StallCode | None:
+    """Return why no command on the task or the step with this id can be stored now."""
+    lane = state.lane_of(number)
+    return state.outbox.stalled if lane is None else state.outbox.lanes[lane].stalled
 
 
 def _refuse_stalled(state: BrokerState, request: int, task: Task | None, code: StallCode) -> None:

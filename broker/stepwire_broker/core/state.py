@@ -19,6 +19,7 @@ from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .answers.answers import Answer, CommandRefused
 from .commit.decision import Decision, ToRequest
+from .commit.id_blocks import LaneIds, block_of
 from .commit.loads import AnyLoad
 from .commit.outbox import LaneState, Outbox, SendAnswer
 from .commit.timers import Timers
@@ -134,9 +135,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     step_rates: dict[str, StepRate] = {}  # by namespace: of quotas with `steps_per_s`
 
     # numbers
-    next_id: int
-    last_id: int
-    ids_asked: bool = False
+    ids: dict[int, LaneIds]  # by lane
+    blocks: dict[int, int]  # by number: the lane of each block of ids
     left: bool = False  # the broker has returned its ids, and reserves no others
     submissions_waiting: list[SubmitTasks] = []  # for ids
     submissions_waiting_bytes: int = 0
@@ -206,7 +206,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     ) -> "BrokerState":
         """Return the state of a broker that starts now on this database. No task is in memory yet."""
         router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
-        next_id, last_id = opened.ids
         return cls(
             settings=settings,
             identity=identity,
@@ -216,9 +215,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             quotas=settings.limits.namespaces,
             unloaded=opened.open_tasks,
             stored_may_run=opened.open_tasks > 0,
-            left_behind={lane: LeftBehind(lane, before_id=next_id) for lane in opened.lanes},
-            next_id=next_id,
-            last_id=last_id,
+            left_behind={lane: LeftBehind(lane, before_id=first) for lane, (first, _) in opened.ids.items()},
+            ids={lane: LaneIds(first, last) for lane, (first, last) in opened.ids.items()},
+            blocks=dict(opened.blocks),
             router=router,
             runtime_rules=stored_rules(opened.controls),
             ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
@@ -346,15 +345,24 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         task.resident_bytes += more
         self.resident_bytes += more
 
-    def choose_lane(self) -> int:
-        """Return the lane of the next submission: of those that can be written, the one with the fewest bytes to write.
-        Equal lanes take turns. A task never changes its lane."""
-        lanes = self.outbox.lanes
+    def choose_lane(self, numbers: int) -> int:
+        """Return the lane of the next submission, which needs this number of ids: of those that can be written and have
+        the ids, the one with the fewest bytes to write. Equal lanes take turns. A task never changes its lane."""
+        lanes, ids = self.outbox.lanes, self.ids
         if len(lanes) == 1:
             return next(iter(lanes))
         self.lane_turn += 1
         turn = self.lane_turn
-        return min(lanes, key=lambda n: (lanes[n].stalled is not None, lanes[n].bytes_waiting, (n - turn) % len(lanes)))
+
+        def cost(n: int) -> tuple[bool, bool, int, int]:
+            lane = lanes[n]
+            return lane.stalled is not None, ids[n].left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
+
+        return min(lanes, key=cost)
+
+    def lane_of(self, number: int) -> int | None:
+        """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
+        return self.blocks.get(block_of(number))
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

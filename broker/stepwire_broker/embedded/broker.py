@@ -294,7 +294,7 @@ class Broker:
         while rows := await self._calls.engine().read(_tasks, wanted):
             for row in rows:
                 yield Task(self._calls, row.id, False)
-            wanted = wanted._replace(before=rows[-1].id)
+            wanted = wanted._replace(before=rows[-1].point)
 
     # -- for operators ------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Broker:
         wanted = StepFilter(state="held")
         while rows := await self._calls.engine().read(_steps, wanted):
             held += rows
-            wanted = wanted._replace(before=rows[-1].id)
+            wanted = wanted._replace(before=rows[-1].point)
         return [step_view(row) for row in held]
 
     async def resolve(

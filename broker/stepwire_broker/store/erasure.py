@@ -50,7 +50,8 @@ NOT_PAYLOAD: Final[dict[str, frozenset[str]]] = {
     "controls": frozenset({"kind", "name", "value", "position", "revision"}),
     "brokers": frozenset({"id", "epoch", "lease_until_ms", "lease_ms"}),
     "lanes": frozenset({"id", "owner", "owner_epoch", "epoch", "seq"}),
-    "sequences": frozenset({"name", "next"}),
+    "attention": frozenset({"id", "task_id", "lane", "kind", "at_ms", "handler_class"}),
+    "blocks": frozenset({"number", "lane", "reserved"}),
     "workflows": frozenset({"id", "namespace", "name", "version", "digest", "document", "created_ms", "active"}),
     "tasks": frozenset(
         {

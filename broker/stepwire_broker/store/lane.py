@@ -8,17 +8,16 @@ The first statement of every transaction moves the lane's sequence row from n - 
 written twice, a lost outcome can be read from the database, and a broker that has lost its lane writes nothing.
 """
 
-import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
     AuditNew,
-    AuditPart,
     Broken,
     CommitGroup,
     Committed,
@@ -46,14 +45,11 @@ from stepwire_broker.core.model.commit_group import (
 )
 from stepwire_broker.errors import BrokerError
 
-from . import keys
+from . import keys, pieces
 
 PAUSE_MS: Final = 50
 PAUSE_MAX_MS: Final = 500
 STALL_REPEAT_MS: Final = 1_000
-
-PARKED_CODE: Final = "refused_by_database"
-PARKED_SOURCE: Final = "store"
 
 Report: TypeAlias = Callable[[Outcome], object]
 
@@ -78,6 +74,7 @@ class Rows(NamedTuple):
     steps_stderr: Sequence[StepStderr]
     tasks_changed: Sequence[TaskChanged]
     history: Sequence[HistoryRow]
+    attention: Sequence[AttentionChanged] = ()
     erasures: Sequence[TaskErased] = ()  # written last: they replace payloads in rows of the same transaction too
 
 
@@ -135,7 +132,9 @@ class LaneWriter(Protocol):
         """Append these rows to the lane's chain: see audit_chain.py."""
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
-    def reserve_ids(self, count: int) -> tuple[int, int]: ...
+    def reserve_ids(self, count: int) -> tuple[int, int]:
+        """Reserve consecutive ids in one block of the lane. Returns the first and the last."""
+
     def return_ids(self, first: int, last: int) -> None:
         """Let the next reservation begin at `first`, unless ids after `last` were reserved meanwhile."""
 
@@ -343,8 +342,9 @@ class Writing:
         steps_new = [step for s in submissions for step in s.steps]
         history = [row for s in submissions for row in s.history]
         history += group.history
-        tasks_changed = group.tasks_changed
+        tasks_changed, attention = group.tasks_changed, group.attention
         if left_out:
+            attention = [row for row in attention if row.task_id not in left_out]
             tasks_changed = [task for task in tasks_changed if task.id not in left_out]
             tasks_new = [task for task in tasks_new if task.id not in left_out]
             steps_new = [step for step in steps_new if step.task_id not in left_out]
@@ -362,6 +362,7 @@ class Writing:
                 group.steps_stderr,
                 tasks_changed,
                 history,
+                attention,
                 group.erasures,
             )
         )
@@ -401,10 +402,10 @@ class Writing:
         if group.parked:
             writer.park(group.parked)  # before an erasure of the same task
 
-        def write(pieces: Sequence[Piece]) -> None:
+        def write(some: Sequence[pieces.Piece]) -> None:
             writer.savepoint()
             try:
-                part = self._write(_joined(group, pieces, whole.left_out))
+                part = self._write(pieces.joined(group, some, whole.left_out))
                 writer.release()
             except Exception as error:
                 trouble = writer.trouble(error)
@@ -416,79 +417,23 @@ class Writing:
                 whole.workflows.extend(part.workflows)
                 whole.left_out.update(part.left_out)
                 return
-            if len(pieces) > 1:
-                middle = len(pieces) // 2
-                write(pieces[:middle])
-                write(pieces[middle:])
+            if len(some) > 1:
+                middle = len(some) // 2
+                write(some[:middle])
+                write(some[middle:])
                 return
-            (guilty,) = pieces
-            parked.append(_parked(guilty, trouble.error))
+            (guilty,) = some
+            parked.append(pieces.parked(guilty, trouble.error))
             part = _refused(guilty, trouble.error)
             whole.submissions.extend(part.submissions)
             whole.workflows.extend(part.workflows)
             whole.left_out.update(part.left_out)
             whole.rejected.extend(part.rejected)
 
-        write(_pieces(group, writer.tasks_of_steps(_step_ids(group))))
+        write(pieces.pieces(group, writer.tasks_of_steps(pieces.step_ids(group))))
         if parked:
             writer.park(parked)
         return whole
-
-
-class Piece(NamedTuple):
-    """A part of a group that is written or refused as a whole: a workflow, a submission, or one task's changes."""
-
-    group: CommitGroup
-    tasks: tuple[int, ...]
-    at_ms: int
-
-
-def _pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
-    def empty() -> CommitGroup:
-        return CommitGroup(lane=group.lane, seq=group.seq)
-
-    now = max((row.at_ms for row in group.history), default=0)
-    pieces = [Piece(_with(empty(), workflows=[new]), (), new.created_ms) for new in group.workflows]
-    # A stored step belongs to its stored task, even if a refused submission contains the same step id.
-    task_of = {step.id: step.task_id for s in group.submissions for step in s.steps} | tasks_of_steps
-    by_task: dict[int, CommitGroup] = {}
-    stored = set(tasks_of_steps.values())
-    for s in group.submissions:
-        created = max((task.created_ms for task in s.tasks), default=now)
-        part = _with(empty(), submissions=[s])
-        pieces.append(Piece(part, tuple(task.id for task in s.tasks), created))
-        # Changes of a new task are stored together with the task, or not at all.
-        by_task.update((task.id, part) for task in s.tasks if task.id not in stored)
-    new = set(by_task)
-    pieces += [Piece(_with(empty(), activations=[one]), (), now) for one in group.activations]
-    pieces += [Piece(_with(empty(), controls=[one]), (), now) for one in group.controls]
-    effects = {part: piece.group for piece in pieces for part in _parts(piece.group)}
-    for name in ("steps_dispatched", "steps_completed", "steps_changed", "steps_output", "steps_stderr"):
-        for row in getattr(group, name):
-            if row.id in task_of:  # a change of a step that does not exist changes nothing
-                getattr(by_task.setdefault(task_of[row.id], empty()), name).append(row)
-    for changed in group.tasks_changed:
-        by_task.setdefault(changed.id, empty()).tasks_changed.append(changed)
-    for fact in group.history:
-        by_task.setdefault(fact.task_id, empty()).history.append(fact)
-    for erasure in group.erasures:
-        by_task.setdefault(erasure.task_id, empty()).erasures.append(erasure)
-    for row in group.audit:
-        if row.part is not None and row.part[0] == "task":
-            by_task.setdefault(int(row.part[1]), empty()).audit.append(row)
-        elif row.part in effects:
-            effects[row.part].audit.append(row)
-        else:
-            pieces.append(Piece(_with(empty(), audit=[row]), (), row.at_ms))
-    pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
-    return pieces
-
-
-def _parts(group: CommitGroup) -> Iterable[AuditPart]:
-    """Name the effects of a piece, as the rows of `audit` name them."""
-    yield from (("request", new.request) for new in group.workflows)
-    yield from (("request", request) for request, _ in group.activations)
-    yield from (("control", f"{control.kind} {control.name}") for control in group.controls)
 
 
 def _with_outcome(row: AuditNew, workflows: Sequence[WorkflowOutcome]) -> AuditNew:
@@ -500,36 +445,7 @@ def _with_outcome(row: AuditNew, workflows: Sequence[WorkflowOutcome]) -> AuditN
     return row
 
 
-def _joined(group: CommitGroup, pieces: Sequence[Piece], left_out: set[int]) -> CommitGroup:
-    """Join these pieces into one group, without the changes of tasks that were not stored."""
-    joined = CommitGroup(lane=group.lane, seq=group.seq)
-    for piece in pieces:
-        part = piece.group
-        if not part.submissions and left_out.intersection(piece.tasks):
-            continue
-        for name in _LISTS:
-            getattr(joined, name).extend(getattr(part, name))
-    return joined
-
-
-_LISTS: Final = (
-    "submissions",
-    "workflows",
-    "activations",
-    "controls",
-    "steps_dispatched",
-    "steps_completed",
-    "steps_changed",
-    "steps_output",
-    "steps_stderr",
-    "tasks_changed",
-    "history",
-    "erasures",
-    "audit",
-)
-
-
-def _refused(piece: Piece, error: str) -> WriteResult:
+def _refused(piece: pieces.Piece, error: str) -> WriteResult:
     part = piece.group
     return WriteResult(
         [SubmissionOutcome(s.request, {}, None, failed=error) for s in part.submissions],
@@ -537,43 +453,6 @@ def _refused(piece: Piece, error: str) -> WriteResult:
         set(piece.tasks),
         [] if part.submissions else [Rejected(task_id, error) for task_id in piece.tasks],
     )
-
-
-def _with(group: CommitGroup, **lists: list[Any]) -> CommitGroup:
-    for name, rows in lists.items():
-        setattr(group, name, rows)
-    return group
-
-
-def _step_ids(group: CommitGroup) -> list[int]:
-    lists: Iterable[Sequence[Any]] = (
-        group.steps_dispatched,
-        group.steps_completed,
-        group.steps_changed,
-        group.steps_output,
-        group.steps_stderr,
-    )
-    return [row.id for rows in lists for row in rows if -(2**63) <= row.id < 2**63]
-
-
-def _parked(piece: Piece, error: str) -> Parked:
-    """Return the refused rows as JSON that any reader can parse, regardless of the rows' fault."""
-    rows = {name: [_plain(row) for row in getattr(piece.group, name)] for name in _LISTS}
-    body = json.dumps({"error": error, **{name: row for name, row in rows.items() if row}})
-    task_id = piece.tasks[0] if len(piece.tasks) == 1 and 0 < piece.tasks[0] < 2**63 else None
-    return Parked(piece.at_ms, task_id, None, PARKED_CODE, PARKED_SOURCE, body.encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if value is None or isinstance(value, str | int | float):
-        return value
-    return repr(value)
 
 
 class Stall:

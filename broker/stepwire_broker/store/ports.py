@@ -19,7 +19,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LANE: Final = 1  # the only lane of a new database with one lane
-ID_BLOCK: Final = 10_000  # the number of task and step ids that a start reserves; unused ids are never used
+IDS_AT_START: Final = (
+    10_000  # of tasks and steps, that a start reserves in each lane; a broker that is killed skips them
+)
 
 
 class Readers(Protocol):

@@ -53,9 +53,6 @@ class Queries(LoadQueries, Protocol):
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         """The newest first."""
 
-    def newest_task(self, before: int | None) -> ListPoint | None:
-        """Return the task with the highest id below `before`."""
-
     def open_counts(self) -> OpenCounts: ...
 
     def open_task_ids(self, after: int, limit: int) -> list[int]:
@@ -64,15 +61,17 @@ class Queries(LoadQueries, Protocol):
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
         """Read these tasks and their whole history, as of one moment."""
 
+    def list_end(self, wanted: TaskFilter | StepFilter, rows: int) -> ListPoint | None:
+        """Return the point that this number of rows after `wanted.before` has in the list that `wanted` selects from,
+        whatever else it selects; the last possible point if fewer rows follow. None: no row follows. A list of steps,
+        except those held or failed, counts tasks."""
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, step_id: int) -> StepRow | None: ...
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
         """Return steps without outputs, the newest first."""
-
-    def newest_step(self, before: int | None) -> ListPoint | None:
-        """Return the step with the highest id below `before`."""
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         """Return the end of the standard error of the step's latest run that reported any."""

@@ -3,11 +3,14 @@
 The core loads other rows: see core/definitions/stored_rows.py.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+ATTENTION_STATES: Final = ("held", "failed")  # of steps: they are listed from the table `attention`
 
 
 class AuditFilter(NamedTuple):
@@ -25,9 +28,16 @@ class AuditFilter(NamedTuple):
     until_ms: int | None = None
 
 
+class ListPoint(NamedTuple):
+    """A place in a list. Ids of different lanes are not in the order of time, so lists are ordered by time and id."""
+
+    at_ms: int
+    id: int
+
+
 class TaskFilter(NamedTuple):
-    """A member that is None filters nothing. `before` is a cursor: the last task id of the previous page. `first_id` is
-    the lowest id that is read."""
+    """A member that is None filters nothing. `before`: the point of the last task of the previous page. `first`: the
+    last point that is read."""
 
     state: str | None = None
     namespace: str | None = None
@@ -36,16 +46,9 @@ class TaskFilter(NamedTuple):
     key: str | None = None  # the idempotency key
     namespaces: tuple[str, ...] | None = None  # only tasks in one of these
     since_ms: int | None = None
-    before: int | None = None
+    before: ListPoint | None = None
     limit: int = 50
-    first_id: int | None = None
-
-
-class ListPoint(NamedTuple):
-    """The newest task, or step, before an id."""
-
-    id: int
-    created_ms: int  # of the task
+    first: ListPoint | None = None
 
 
 class TaskRow(NamedTuple):
@@ -66,6 +69,10 @@ class TaskRow(NamedTuple):
     finished_ms: int | None
     deadline_ms: int | None
 
+    @property
+    def point(self) -> ListPoint:
+        return ListPoint(self.created_ms, self.id)
+
 
 class OpenCounts(NamedTuple):
     """Open tasks, and by namespace their open steps. These steps count for `limits.max_open_steps` and for quotas."""
@@ -78,15 +85,15 @@ class OpenCounts(NamedTuple):
 
 
 class StepFilter(NamedTuple):
-    """`handler_class` may be a pattern. `before` is a cursor: the last step id of the previous page. `first_id` is the
-    lowest id that is read."""
+    """`handler_class` may be a pattern. `before`: the point of the last step of the previous page. `first`: the last
+    point that is read."""
 
     state: str | None = None
     handler_class: str | None = None
     namespaces: tuple[str, ...] | None = None  # only steps of tasks in one of these
-    before: int | None = None
+    before: ListPoint | None = None
     limit: int = 50
-    first_id: int | None = None
+    first: ListPoint | None = None
 
 
 class StepRow(NamedTuple):
@@ -114,6 +121,11 @@ class StepRow(NamedTuple):
     output: str | None  # JSON text; also None where a list leaves it out
     output_bytes: int
     workflow_id: int
+    listed_ms: int  # when its task was created; in a list of held or failed steps, since when the step is
+
+    @property
+    def point(self) -> ListPoint:
+        return ListPoint(self.listed_ms, self.id)
 
 
 class TaskOfStep(NamedTuple):

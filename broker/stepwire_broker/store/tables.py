@@ -117,14 +117,18 @@ lanes = Table(
     sqlite_strict=True,
 )
 
-sequences = Table(
-    "sequences",
+# Blocks of 2^20 ids of tasks and steps. Block n has the ids from n * 2^20 + 1 to (n + 1) * 2^20.
+blocks = Table(
+    "blocks",
     metadata,
-    Column("name", Text, primary_key=True, nullable=False),
-    Column("next", Number, nullable=False),
-    CheckConstraint("next BETWEEN 1 AND 9007199254740992", name="next_fits_every_language"),
+    Column("number", Number, primary_key=True, nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("reserved", Integer, nullable=False),  # from the first on; no other id of the block is used
+    CheckConstraint("number BETWEEN 0 AND 8589934591", name="ids_fit_every_language"),
+    CheckConstraint("reserved BETWEEN 0 AND 1048576", name="reserved_fits"),
     sqlite_strict=True,
 )
+Index("blocks_of_lane", blocks.c.lane, blocks.c.number)
 
 workflows = Table(
     "workflows",
@@ -192,11 +196,11 @@ Index(
     tasks.c.wants,
     **_where("finished_ms IS NULL AND stored = 1 AND wake_ms IS NOT NULL"),
 )
-Index("tasks_of_workflow", tasks.c.workflow_id, tasks.c.id)
-Index("tasks_failed", tasks.c.id, **_where("state = 'failed'"))
+# The newest first, of all tasks and of one state of a workflow. Ids of different lanes are not in the order of time.
+Index("tasks_listed", tasks.c.created_ms, tasks.c.id)
+Index("tasks_by_state", tasks.c.workflow_id, tasks.c.state, tasks.c.created_ms, tasks.c.id)
 # For retention: the tasks that ended in this state, the earliest first.
 Index("tasks_ended", tasks.c.state, tasks.c.finished_ms, **_where("finished_ms IS NOT NULL"))
-Index("tasks_with_attention", tasks.c.id, **_where("attention IS NOT NULL"))
 
 steps = Table(
     "steps",
@@ -233,8 +237,27 @@ steps = Table(
     sqlite_strict=True,
 )
 Index("steps_of_task", steps.c.task_id, steps.c.position, unique=True)
-Index("steps_held", steps.c.id, **_where("state = 'held'"))
-Index("steps_failed", steps.c.id, **_where("state = 'failed'"))
+
+# Steps and tasks that may need an operator. Few rows, written with the fact: an index of all steps by state would be
+# changed by every step.
+attention = Table(
+    "attention",
+    metadata,
+    Column("id", Number, primary_key=True, nullable=False),  # of the step, or of the task for its own attention
+    Column("task_id", Number, nullable=False),
+    Column("lane", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("at_ms", Number, nullable=False),
+    Column("handler_class", Text),
+    CheckConstraint(
+        "CASE kind WHEN 'held' THEN id <> task_id WHEN 'failed' THEN id <> task_id "
+        "WHEN 'task_held' THEN id = task_id ELSE FALSE END",
+        name="kind_fits",
+    ),
+    CheckConstraint("(id = task_id) = (handler_class IS NULL)", name="handler_is_of_a_step"),
+    sqlite_strict=True,
+)
+Index("attention_listed", attention.c.kind, attention.c.at_ms, attention.c.id)
 
 # The end of the standard error of a step's latest run that reported any. A table of its own: a text in `steps` would be
 # walked through on the way to `output`.

@@ -73,9 +73,10 @@ export class RunMemory {
     const index = this.freeRuns.pop()
     const { fields } = this.chunks[index >> 10]
     const at = (index & (CHUNK - 1)) * FIELDS
-    Atomics.store(fields, at + LEASE, lease.index)
-    Atomics.store(fields, at + STOP, 0)
-    Atomics.store(fields, at + LEASE_LOST, 0)
+    // The runner has not received the run: the last store publishes all of them.
+    fields[at + LEASE] = lease.index
+    fields[at + STOP] = 0
+    fields[at + LEASE_LOST] = 0
     Atomics.store(fields, at + STATE, WAITING)
     return index
   }

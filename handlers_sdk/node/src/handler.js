@@ -22,6 +22,7 @@ export class Handler {
     this.run = run
     this.offer = new Offer(name, options)
     this.version = options.version ?? null
+    this.versionJson = JSON.stringify(this.version)
     this.read = readerOf(name, options.input)
   }
 

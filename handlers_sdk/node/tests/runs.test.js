@@ -111,7 +111,7 @@ test('an outcome does not wait for the handler that computes after it', async ()
     slots: 2,
     offers: [{ concurrency: null }],
     clock: () => nowMs,
-    post: (outcomes) => events.push(['posted', outcomes.length / 3]),
+    post: (outcomes) => events.push(['posted', outcomes.length / 2]),
   })
   const handler = {}
   const call = (name) => ({
@@ -126,6 +126,7 @@ test('an outcome does not wait for the handler that computes after it', async ()
       events.push(name)
       return 'null'
     },
+    completed: (output) => output,
   })
   runner.add([call('first'), call('second')])
   await new Promise((settle) => setImmediate(settle))
@@ -158,7 +159,7 @@ test('a queue keeps its order at both ends', () => {
 test('when a tombstone is forgotten, the floor of its session rises', () => {
   const tombstones = new Tombstones()
   const peer = { session: '7.1', floor: -1 }
-  for (let i = 0; i < 20_002; i++) tombstones.add(`${i}.1`, peer, { session: '7.1', number: i }, i)
+  for (let i = 0; i < 20_002; i++) tombstones.add([`${i}.1`], peer, { session: '7.1', number: i }, i)
   assert.equal(peer.floor, 1)
   assert.equal(tombstones.has('1.1'), false)
   assert.equal(tombstones.has('2.1'), true)
@@ -166,7 +167,7 @@ test('when a tombstone is forgotten, the floor of its session rises', () => {
   assert.equal(peer.floor, 9)
   tombstones.forgetBroker(peer)
   assert.equal(tombstones.has('10000.1'), false)
-  tombstones.add('7.1', peer, { session: '7.2', number: 7 }, 0)
+  tombstones.add(['7.1'], peer, { session: '7.2', number: 7 }, 0)
   tombstones.sweep(900_000)
   assert.equal(peer.floor, 9)
 })

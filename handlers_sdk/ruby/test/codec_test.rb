@@ -80,8 +80,9 @@ class CodecTest < Minitest::Test
       Stepwire::Result.new(r["step_id"], r["delivery"], r["status"], JSON.generate(r["output"]),
                            compact(r["error"]), compact(r["metadata"]))
     end
-    head = JSON.generate(value.reject { |name, v| name == "results" || v.nil? }).chop
-    assert_equal vector["text"], Codec.encode_results(head, results)
+    start = Codec.results_start(*value.values_at("worker", "session", "deployment"))
+    head = value.values_at("batch_id", "rid", "n", "free", "slots_free")
+    assert_equal vector["text"], Codec.encode_results(start, *head, results)
   end
 
   def compact(members)

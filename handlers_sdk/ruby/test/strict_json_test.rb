@@ -26,6 +26,11 @@ class StrictJsonTest < Minitest::Test
     }.each { |code, values| values.each { |value| assert_equal code, refusal(value).code, value.inspect } }
   end
 
+  def test_a_backslash_before_u0000_is_no_u0000
+    assert_equal '["\\\\u0000","é"]', StrictJson.encode(["\\u0000", "é".encode("UTF-16LE")])
+    assert_equal "nul_character", refusal([["\\u0000"], { k: ["\0"] }]).code
+  end
+
   def test_texts_of_other_encodings_become_utf8
     assert_equal '["é","é"]', StrictJson.encode(["é".encode("ISO-8859-1"), "é".encode("UTF-16LE")])
   end

@@ -105,6 +105,8 @@ class Checks:
                 books.open_tasks.add(new.id)
             for step in rows.steps_new:
                 books.steps[step.id] = StepBook()
+            for new in rows.tasks_new:
+                submissions.check_ids(books, new, self.world.tables.steps_of[new.id])
             dispatched: list[Dispatched] = []
             for task_id, fact in [(row.task_id, fact) for row in rows.history for fact in json(row.facts)]:
                 self._read_fact(task_id, fact, dispatched)
@@ -125,6 +127,7 @@ class Checks:
                 if output.output is not None:
                     results.check_output(books, output.id, output.output)
                     reports.check_stderr_kept(books, output.id, books.steps[output.id].completed_delivery)
+            history.check_attention(books, rows)
             erasure.check_committed(books, {row.task_id for row in rows.history})
 
     def _read_fact(self, task_id: int, fact: list[Any], dispatched: list[Dispatched]) -> None:

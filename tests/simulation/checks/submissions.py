@@ -4,8 +4,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepwire_broker.core.answers.answers import Applied, CommandRefused, Done, TasksSubmitted
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.intake.erasure import ErasedTask
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.commit_group import TaskNew
 
 from .books import Books
 
@@ -46,6 +48,19 @@ def _check_stored(books: Books, command: events.SubmitTasks, answer: TasksSubmit
             books.fail("P1 a submission makes one task", f"task {task_id} was created twice")
         if created:
             books.created_tasks.add(task_id)
+
+
+def check_ids(books: Books, new: TaskNew, step_ids: list[int]) -> None:
+    """A task was stored: its lane is known from each of its ids, which no other start may use."""
+    blocks = books.world.tables.blocks
+    for number in (new.id, *step_ids):
+        block = blocks.get(block_of(number))
+        if block is None or block.lane != new.lane:
+            books.fail(
+                "P1 ids belong to the lane of their task", f"{number} of task {new.id} in lane {new.lane}: {block}"
+            )
+        if number > block_of(number) * IDS_PER_BLOCK + block.reserved:
+            books.fail("P1 ids are reserved before they are used", f"{number} of task {new.id}: {block}")
 
 
 def _check_not_stored(books: Books, command: events.SubmitTasks, answer: CommandRefused) -> None:

@@ -364,10 +364,33 @@ def _used_ids_returned(plant: Plant) -> None:
     """A planned stop also returns the ids of its last tasks."""
 
     def return_numbers(original: Any, state: Any) -> None:
-        state.next_id = max(1, state.next_id - 8)
+        for ids in state.ids.values():
+            ids.next = max(1, ids.next - 8)
         original(state)
 
     plant.function(submission.return_numbers, return_numbers)
+
+
+def _ids_of_another_lane(plant: Plant) -> None:
+    """A submission takes its ids from a block of another lane."""
+
+    def store(original: Any, state: Any, event: Any, workflows: Any, number: int, now: Any) -> None:
+        own, lanes = state.ids, sorted(state.ids)
+        state.ids = own | {number: own[lanes[lanes.index(number) - 1]]}
+        original(state, event, workflows, number, now)
+        state.ids = own
+
+    plant.function(storing.store, store)
+
+
+def _listed_for_ever(plant: Plant) -> None:
+    """A step that no longer needs an operator stays in the table of attention."""
+
+    def write(original: Any, group: CommitGroup, task: Any) -> None:
+        original(group, task)
+        group.attention = [row for row in group.attention if row.kind is not None]
+
+    plant.function(outbox._write, write)
 
 
 BUGS: Final = (
@@ -413,4 +436,6 @@ BUGS: Final = (
     Bug("an unknown commit treated as failed", _unknown_is_failed),
     Bug("an unknown commit applied twice", _applied_twice),
     Bug("a planned stop returns ids that are used", _used_ids_returned),
+    Bug("a submission takes ids of another lane", _ids_of_another_lane),
+    Bug("a step stays in the table of attention", _listed_for_ever),
 )

@@ -15,7 +15,7 @@ from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.states import DISPATCHED, HELD, STEP_FINAL, WAITING
 from stepwire_broker.core.progress import discard, step_outcomes
 from stepwire_broker.core.workers import hello, step_results, time_limits
-from stepwire_broker.store import lane
+from stepwire_broker.store import pieces as shipped_pieces
 from stepwire_broker.store.rows import OpenCounts
 
 from tests.memory_store.queries import MemoryQueries
@@ -91,16 +91,16 @@ def _pieces_apart(plant: Plant) -> None:
             if piece.group.submissions and piece.group.history:
                 new = CommitGroup(lane=group.lane, seq=group.seq)
                 new.submissions = piece.group.submissions
-                apart.append(lane.Piece(new, piece.tasks, piece.at_ms))
+                apart.append(shipped_pieces.Piece(new, piece.tasks, piece.at_ms))
                 for task_id in piece.tasks:
                     rest = CommitGroup(lane=group.lane, seq=group.seq)
                     rest.history = [row for row in piece.group.history if row.task_id == task_id]
-                    apart.append(lane.Piece(rest, (task_id,), piece.at_ms))
+                    apart.append(shipped_pieces.Piece(rest, (task_id,), piece.at_ms))
             else:
                 apart.append(piece)
         return apart
 
-    plant.function(lane._pieces, pieces)
+    plant.function(shipped_pieces.pieces, pieces)
 
 
 def _late_is_timeout(plant: Plant) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import StoredControl
 from stepwire_broker.core.model.commit_group import (
     Committed,
@@ -76,7 +77,7 @@ def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
     reserved: list[tuple[int, int]] = []
     for _ in range(2):
         with Running(place) as run:
-            reserved.append(run.opened.ids)
+            reserved.append(run.opened.ids[LANE])
             for _ in range(2):
                 ids = run.write(reserve_ids=500).ids
                 assert ids is not None
@@ -86,13 +87,23 @@ def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
     assert [last - first + 1 for first, last in reserved] == [10_000, 500, 500] * 2
 
 
+def test_reserved_ids_are_in_one_block_which_belongs_to_the_lane(place: Place) -> None:
+    with Running(place) as run:
+        run.write(reserve_ids=IDS_PER_BLOCK - 10_005)
+        assert run.write(reserve_ids=6).ids == (IDS_PER_BLOCK + 1, IDS_PER_BLOCK + 6)  # 5 were left
+        run.write(unused_ids=(IDS_PER_BLOCK + 1, IDS_PER_BLOCK + 6))
+    with Running(place) as run:
+        assert run.opened.blocks == {0: LANE, 1: LANE}
+        assert run.opened.ids[LANE][0] == IDS_PER_BLOCK + 1
+
+
 def test_returned_ids_are_the_next_ones_to_be_reserved(place: Place) -> None:
     with Running(place) as run:
         ids = run.write(reserve_ids=500).ids
         assert ids is not None
         run.write(unused_ids=(ids[0] + 7, ids[1]))
     with Running(place) as run:
-        assert run.opened.ids[0] == ids[0] + 7
+        assert run.opened.ids[LANE][0] == ids[0] + 7
 
 
 def test_ids_are_not_returned_after_others_were_reserved(place: Place) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
-from stepwire_broker.core.model.commit_group import Key
+from stepwire_broker.core.model.commit_group import AttentionChanged, Key
 from stepwire_broker.store.ports import LANE
-from stepwire_broker.store.rows import HistoryCursor, StepFilter, TaskFilter
+from stepwire_broker.store.rows import HistoryCursor, ListPoint, StepFilter, TaskFilter
 
 from tests.store.running import MemoryPlace, Running
 from tests.store.stored_rows import NOW, completed, dispatched, fact, step_changed, step_new, submission
@@ -199,11 +199,11 @@ def test_a_task_is_read_with_all_its_columns_and_steps(place: Place) -> None:
 FILTERS = [
     (TaskFilter(), [50, 40, 30, 20, 10]),
     (TaskFilter(limit=2), [50, 40]),
-    (TaskFilter(limit=2, before=40), [30, 20]),
+    (TaskFilter(limit=2, before=ListPoint(NOW + 40, 40)), [30, 20]),
     (TaskFilter(state="running"), [50, 20, 10]),
     (TaskFilter(state="failed"), [40]),
     (TaskFilter(workflow="order"), [40, 30, 20, 10]),
-    (TaskFilter(workflow="order", limit=3, before=40), [30, 20, 10]),
+    (TaskFilter(workflow="order", limit=3, before=ListPoint(NOW + 40, 40)), [30, 20, 10]),
     (TaskFilter(workflow="order", state="running"), [20, 10]),
     (TaskFilter(workflow="unknown"), []),
     (TaskFilter(namespace="default", workflow="other"), [50]),
@@ -214,14 +214,14 @@ FILTERS = [
     (TaskFilter(key="k", namespace="default", workflow="order", state="running"), [20]),
     (TaskFilter(key="k", workflow="other"), []),
     (TaskFilter(key="k", state="failed"), []),
-    (TaskFilter(key="k", before=20), []),
+    (TaskFilter(key="k", before=ListPoint(NOW + 20, 20)), []),
     (TaskFilter(key="unknown"), []),
     (TaskFilter(namespace="default", state="running"), [50, 20, 10]),
-    (TaskFilter(namespace="default", limit=2, before=50), [40, 30]),
-    (TaskFilter(first_id=30), [50, 40, 30]),
-    (TaskFilter(first_id=20, before=40, workflow="order"), [30, 20]),
-    (TaskFilter(first_id=40, state="failed"), [40]),
-    (TaskFilter(first_id=41, state="failed"), []),
+    (TaskFilter(namespace="default", limit=2, before=ListPoint(NOW + 50, 50)), [40, 30]),
+    (TaskFilter(first=ListPoint(NOW + 30, 30)), [50, 40, 30]),
+    (TaskFilter(first=ListPoint(NOW + 20, 20), before=ListPoint(NOW + 40, 40), workflow="order"), [30, 20]),
+    (TaskFilter(first=ListPoint(NOW + 40, 40), state="failed"), [40]),
+    (TaskFilter(first=ListPoint(NOW + 41, 41), state="failed"), []),
     (TaskFilter(since_ms=NOW + 30), [50, 40, 30]),
     (TaskFilter(since_ms=NOW + 30, label=("region", "eu"), state="completed"), [30]),
 ]
@@ -261,19 +261,23 @@ def test_a_key_is_found_in_every_namespace_or_in_one(place: Place) -> None:
 
 
 STEP_FILTERS = [
-    (StepFilter(), [15, 14, 13, 12, 11]),
-    (StepFilter(limit=2), [15, 14]),
-    (StepFilter(limit=2, before=14), [13, 12]),
-    (StepFilter(state="held"), [14, 12]),
-    (StepFilter(state="held", before=14), [12]),
+    (StepFilter(), [21, 15, 14, 13, 12, 11]),
+    (StepFilter(limit=2), [21, 15]),
+    (StepFilter(limit=2, before=ListPoint(NOW, 14)), [13, 12]),
+    (StepFilter(before=ListPoint(NOW + 5, 21)), [15, 14, 13, 12, 11]),
+    (StepFilter(first=ListPoint(NOW + 5, 20)), [21]),
+    (StepFilter(state="held"), [12, 14]),  # 12 was held after 14
+    (StepFilter(state="held", before=ListPoint(NOW + 3, 12)), [14]),
+    (StepFilter(state="held", first=ListPoint(NOW + 3, 12)), [12]),
     (StepFilter(state="failed"), [13]),
-    (StepFilter(state="waiting"), [15, 11]),
-    (StepFilter(state="waiting", first_id=12), [15]),
-    (StepFilter(handler_class="Shop::**", first_id=13, before=15), [14, 13]),
+    (StepFilter(state="waiting"), [21, 15, 11]),
+    (StepFilter(state="waiting", before=ListPoint(NOW + 5, 20)), [15, 11]),
+    (StepFilter(handler_class="Shop::**", before=ListPoint(NOW, 15)), [14, 13, 12]),
     (StepFilter(handler_class="Shop::Pay"), [13, 12]),
     (StepFilter(handler_class="Shop::*"), [13, 12]),
     (StepFilter(handler_class="Shop::**"), [15, 14, 13, 12]),
     (StepFilter(state="held", handler_class="**::Ship"), [14]),
+    (StepFilter(state="held", namespaces=("elsewhere",)), []),
     (StepFilter(handler_class="shop::*"), []),
 ]
 
@@ -285,29 +289,75 @@ def test_steps_are_listed_by_state_and_handler_the_newest_first(
     handlers = ["plain", "Shop::Pay", "Shop::Pay", "Shop::Sub::Ship", "Shop::Sub::Ship"]
     with Running(place) as run:
         run.workflow()
-        tasks = submission(1, 10)
         steps = [step_new(11 + i, 10, i, handler_class=handler) for i, handler in enumerate(handlers)]
-        run.write(submissions=[tasks._replace(steps=steps)])
+        later = submission(2, 20, created_ms=NOW + 5)._replace(steps=[step_new(21, 20, 0, handler_class="plain")])
+        run.write(submissions=[submission(1, 10, created_ms=NOW)._replace(steps=steps), later])
         run.write(
             steps_changed=[
                 step_changed(12, "held"),
                 step_changed(13, "failed", finished_ms=NOW),
                 step_changed(14, "held"),
-            ]
+                step_changed(15, "held"),
+            ],
+            attention=[
+                AttentionChanged(12, 10, "held", NOW + 3, "Shop::Pay"),
+                AttentionChanged(13, 10, "failed", NOW, "Shop::Pay"),
+                AttentionChanged(14, 10, "held", NOW + 1, "Shop::Sub::Ship"),
+                AttentionChanged(15, 10, "held", NOW + 2, "Shop::Sub::Ship"),
+                AttentionChanged(10, 10, "task_held", NOW + 3, None),
+            ],
+        )
+        assert run.queries.held_count() == 3
+        run.write(
+            steps_changed=[step_changed(15, "waiting")],
+            attention=[
+                AttentionChanged(15, 10, None, NOW, "Shop::Sub::Ship"),
+                AttentionChanged(10, 10, None, NOW, None),
+            ],
         )
         assert [s.id for s in run.queries.steps(wanted)] == ids
 
 
-def test_the_newest_task_and_the_newest_step_before_an_id_are_found(place: Place) -> None:
+def test_lists_are_in_the_order_of_time_also_where_ids_are_not(place: Place) -> None:
+    created = {10: NOW + 5, 20: NOW + 1, 30: NOW + 5, 40: NOW}
     with Running(place) as run:
         run.workflow()
-        steps = [step_new(11, 10, 0), step_new(12, 10, 1)]
-        run.write(submissions=[submission(1, 10, created_ms=NOW)._replace(steps=steps)])
-        run.write(submissions=[submission(2, 20, created_ms=NOW + 5)._replace(steps=[step_new(21, 20, 0)])])
-        tasks = [run.queries.newest_task(before) for before in (None, 21, 20, 10)]
-        assert tasks == [(20, NOW + 5), (20, NOW + 5), (10, NOW), None]
-        listed = [run.queries.newest_step(before) for before in (None, 21, 12, 11)]
-        assert listed == [(21, NOW + 5), (12, NOW), (11, NOW), None]
+        run.write(submissions=[submission(i, i, created_ms=at_ms) for i, at_ms in created.items()])
+        for wanted in (TaskFilter(limit=1), TaskFilter(limit=1, workflow="order")):
+            tasks: list[int] = []
+            page = wanted
+            while rows := run.queries.tasks(page):
+                tasks += [row.id for row in rows]
+                page = page._replace(before=rows[-1].point)
+            assert tasks == [30, 10, 20, 40]
+        of_steps: list[int] = []
+        listed = StepFilter(limit=1)
+        while found := run.queries.steps(listed):
+            of_steps += [row.task_id for row in found]
+            listed = listed._replace(before=found[-1].point)
+        assert list(dict.fromkeys(of_steps)) == [30, 10, 20, 40]
+        assert len(of_steps) == len(run.queries.steps(StepFilter()))
+
+
+def test_the_end_of_a_part_of_a_list_is_found(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, i, created_ms=NOW + i) for i in (10, 20, 30)])
+        run.write(
+            steps_changed=[step_changed(11, "held"), step_changed(21, "held")],
+            attention=[AttentionChanged(11, 10, "held", NOW + 9, "h"), AttentionChanged(21, 20, "held", NOW + 8, "h")],
+        )
+        ends = [run.queries.list_end(TaskFilter(), rows) for rows in (1, 3, 4)]
+        assert ends == [(NOW + 30, 30), (NOW + 10, 10), (0, 0)]
+        assert run.queries.list_end(StepFilter(state="ready", before=ListPoint(NOW + 30, 31)), 2) == (NOW + 20, 20)
+        assert run.queries.list_end(StepFilter(state="held"), 1) == (NOW + 9, 11)
+        assert run.queries.list_end(StepFilter(state="held", before=ListPoint(NOW + 9, 11)), 9) == (0, 0)
+        for wanted in (
+            TaskFilter(before=ListPoint(NOW + 10, 10)),
+            StepFilter(state="failed"),
+            StepFilter(state="held", before=ListPoint(NOW + 8, 21)),
+        ):
+            assert run.queries.list_end(wanted, 1) is None
 
 
 def test_events_are_read_from_a_cursor_on(place: Place) -> None:
@@ -342,7 +392,7 @@ def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> 
         run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
     loaded: list[int] = []
     with Running(place) as run:
-        left: LeftBehind | None = LeftBehind(LANE, before_id=run.opened.ids[0])
+        left: LeftBehind | None = LeftBehind(LANE, before_id=run.opened.ids[LANE][0])
         while left is not None:
             found = run.queries.load_page(100, {LANE: left}, (), NOW, RESIDENT)
             loaded += [t.id for t in found.tasks]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
-from stepwire_broker.core.model.commit_group import Parked, StepStderr
+from stepwire_broker.core.model.commit_group import AttentionChanged, Parked, StepStderr
 from stepwire_broker.store.retention import Pruned, Retention
-from stepwire_broker.store.rows import TaskFilter
+from stepwire_broker.store.rows import StepFilter, TaskFilter
 
 from tests.store.running import MemoryPlace, Running
 from tests.store.stored_rows import NOW, completed, fact, step_changed, step_new, submission, task_changed
@@ -30,6 +30,7 @@ def end(run: Running, task_id: int, state: str, at_ms: int, steps: int = 2) -> N
         tasks_changed=[task_changed(task_id, state=state, finished_ms=at_ms)],
         history=[fact(task_id)],
         steps_stderr=[StepStderr(i, 1, f"standard error of {i}") for i in ids],
+        attention=[AttentionChanged(i, task_id, "failed", at_ms, "h") for i in ids if state == "failed"],
     )
 
 
@@ -77,6 +78,8 @@ def test_a_task_that_ended_long_enough_ago_is_removed_with_all_it_has(
         else:
             run.write(tasks_changed=[task_changed(10, state=state)], history=[fact(10)])
         pruned = prune(run)
+        is_listed = run.queries.list_end(StepFilter(state="failed"), 1) is not None
+        assert is_listed == (state == "failed" and not is_removed)
         left = [20] if is_removed else [10, 20]
         assert run.task_ids() == left
         assert {row.task_id for row in run.history()} == set(left)

@@ -59,7 +59,7 @@ OLD_ROWS = """
 INSERT INTO meta VALUES ('deployment', printf('%032x', 0)), ('created_ms', '1');
 INSERT INTO brokers VALUES ('b1', 3, 0, 9000), ('b2', 4, 0, 70000);
 INSERT INTO lanes VALUES (1, 'b1', 0, 3, 5), (2, 'b2', 0, 4, 7);
-INSERT INTO sequences VALUES ('ids', 1000);
+INSERT INTO sequences VALUES ('ids', 1048576 + 1000);
 INSERT INTO workflows VALUES (1, 'default', 'order', '1', 'd', '{"name":"order"}', 1, 1);
 INSERT INTO tasks VALUES
  (10, printf('%032x', 1), 1, 0, 'default', NULL, 'running', NULL, 0,
@@ -72,6 +72,9 @@ INSERT INTO tasks VALUES
   0, NULL, 2, 5000, 6000, NULL, 'b2', 0, NULL, NULL, '{}');
 INSERT INTO steps (id, task_id, position, name, handler_class, state)
  SELECT id + 1, id, 0, 's', 'h', 'waiting' FROM tasks;
+UPDATE steps SET state = 'held', dispatched_ms = 5500 WHERE id = 31;
+UPDATE tasks SET attention = 'held' WHERE id = 30;
+UPDATE steps SET state = 'failed', finished_ms = 6000 WHERE id = 41;
 INSERT INTO history VALUES (1, 5, 0, 10, 5000, '[]'), (2, 6, 0, 10, 6000, '[]');
 """
 
@@ -86,10 +89,17 @@ def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Pa
     with Running(database, "b3") as run:
         assert revision(sqlite3.connect(database)) == HEAD
         assert (run.opened.epoch, run.opened.lanes, run.opened.lease_ms_before) == (5, {2: 7}, 0)
+        assert (run.opened.blocks, run.opened.ids) == ({0: 2, 1: 2}, {2: (1048576 + 1000, 1048576 + 10_999)})
         loaded = run.queries.load_page(9, {2: LeftBehind(2)}, ["a"], NOW, 0)
         assert [(t.id, t.lane, t.stored) for t in loaded.tasks] == [(10, 2, 0), (20, 2, 1), (30, 2, 1)]
         assert run.sql("SELECT rank_ms FROM tasks WHERE id = 10") == [(5000 - 2 * 2**40,)]
         assert [item.lane_id for item in run.queries.task_events(10)] == [1, 2]
+        noticed = run.sql("SELECT id, task_id, lane, kind, at_ms, handler_class FROM attention ORDER BY id")
+        assert noticed == [
+            (30, 30, 2, "task_held", 5500, None),
+            (31, 30, 2, "held", 5500, "h"),
+            (41, 40, 2, "failed", 6000, "h"),
+        ]
         assert run.sql("PRAGMA foreign_key_check") == []
         run.put(
             steps_dispatched=[dispatched(11)],

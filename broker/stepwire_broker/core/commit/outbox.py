@@ -274,6 +274,9 @@ def _write(group: CommitGroup, task: Task) -> None:
     if task.facts:
         group.history.append(HistoryRow(task.id, task.facts[0].at, facts.encode(task.facts)))
         task.facts = []
+    if task.attention_rows is not None:
+        group.attention.extend(task.attention_rows.values())
+        task.attention_rows = None
     if task.erase_ms is not None:
         group.erasures.append(TaskErased(task.id, task.erase_ms))
         task.erase_ms = None

@@ -261,7 +261,9 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     steps_per_workflow: Limit = 10_000
     edges_per_workflow: Limit = 50_000
     tasks_per_batch: Limit = 10_000
-    steps_per_batch: Limit = 100_000  # they are written in one transaction
+    steps_per_batch: Annotated[int, Meta(ge=1, le=500_000)] = (
+        100_000  # written in one transaction, from one block of ids
+    )
     namespaces: dict[str, QuotaSettings] = {}
 
 

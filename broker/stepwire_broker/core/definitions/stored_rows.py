@@ -108,7 +108,8 @@ class Opened(Struct, frozen=True):
 
     deployment: str  # 32 hex digits, drawn when the database was created
     epoch: int  # of this start; no other start of any broker on this database has it
-    ids: tuple[int, int]  # the reserved ids for tasks and steps, first and last
+    ids: dict[int, tuple[int, int]]  # by lane: the reserved ids for tasks and steps, first and last
+    blocks: dict[int, int]  # by number: the lane of each block of ids
     lanes: dict[int, int]  # the last committed sequence of each lane
     lease_ms_before: int  # the lease that workers may still hold; 0 when no broker ran before
     workflows: list[StoredWorkflow]

@@ -61,10 +61,11 @@ class Building(Struct):
     bytes: int = 0
 
 
-def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now: Now) -> None:
-    """Build the tasks of an accepted submission, now or over several turns, and put their rows in one transaction."""
-    lane_id = state.choose_lane()
+def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], lane_id: int, now: Now) -> None:
+    """Build the tasks of an accepted submission, now or over several turns, and put their rows in one transaction of
+    this lane, which has the ids for them."""
     lane = state.outbox.lanes[lane_id]
+    steps = sum(len(workflow.steps) for workflow in workflows)
     is_alone = len(event.tasks) == 1 and lane.is_idle and not lane.is_open
     at_once = is_alone or not any(new.key is not None for new in event.tasks)
     building = Building(
@@ -73,11 +74,9 @@ def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], now
         zip(event.tasks, workflows, strict=True),
         len(event.tasks),
         lane_id,
-        state.next_id,
+        state.ids[lane_id].take(len(workflows) + steps),
         event.entropy,
     )
-    steps = sum(len(workflow.steps) for workflow in workflows)
-    state.next_id += len(workflows) + steps
     for workflow in workflows:
         state.count_open(workflow.namespace, len(workflow.steps))
     _build_on(state, building, now)

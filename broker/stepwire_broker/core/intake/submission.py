@@ -10,6 +10,7 @@ import msgspec
 
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.commit_group import KeyConflict, StallCode, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
@@ -23,7 +24,7 @@ from . import quotas, storing
 from .storing import Undecided
 from .unknown_workflow import unknown_workflow
 
-ID_BLOCK: Final = 1 << 14  # ids reserved at a time: a broker that is killed skips at most as many
+IDS_RESERVED: Final = 1 << 14  # at a time: a broker that is killed skips at most as many in each lane
 WAITING_ROW_BYTES: Final = 200  # estimated size of a task in memory that waits for its ids, without its context
 BUILDING_MAX: Final = 8  # large submissions whose tasks are being built
 RETRY_SOON_MS: Final = 200
@@ -99,8 +100,9 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is None and state.quotas:
         refused = quotas.refusal(state, event.tasks, workflows, now)
     numbers = steps + len(event.tasks)
-    reserve_numbers(state, numbers)
-    if refused is None and state.next_id + numbers - 1 > state.last_id:
+    lane = state.choose_lane(numbers)
+    reserve_numbers(state, lane, numbers)
+    if refused is None and state.ids[lane].left < numbers:
         if _waits_for_numbers(state, event):
             return
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
@@ -108,19 +110,20 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
         state.refuse_now(event.request, refused)
         return
     quotas.pay(state, workflows, now)
-    storing.store(state, event, workflows, now)
+    storing.store(state, event, workflows, lane, now)
 
 
-def reserve_numbers(state: BrokerState, numbers: int) -> None:
-    """Reserve the next block of ids before the current block is used up."""
-    if not state.ids_asked and state.last_id - state.next_id - numbers < ID_BLOCK // 2:
-        state.ids_asked = True
-        state.outbox.touch(min(state.outbox.lanes)).reserve_ids = max(ID_BLOCK, 2 * numbers)
+def reserve_numbers(state: BrokerState, lane: int, numbers: int) -> None:
+    """Reserve further ids of this lane before the reserved ones are used up."""
+    ids = state.ids[lane]
+    if not ids.is_asked and not state.left and ids.left - 1 - numbers < IDS_RESERVED // 2:
+        ids.is_asked = True
+        state.outbox.touch(lane).reserve_ids = min(max(IDS_RESERVED, 2 * numbers), IDS_PER_BLOCK)
 
 
 def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
-    """Keep a submission until the next block is reserved, which takes one commit. False: too many bytes wait already,
-    or no block will come because the broker stops."""
+    """Keep a submission until further ids are reserved, which takes one commit. False: too many bytes wait already, or
+    no ids will come because the broker stops."""
     size = sum(len(new.context) + WAITING_ROW_BYTES for new in event.tasks)
     if state.left or state.submissions_waiting_bytes + size > state.settings.limits.uncommitted_bytes // 4:
         return False
@@ -129,25 +132,25 @@ def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
     return True
 
 
-def on_numbers(state: BrokerState, numbers: tuple[int, int], now: Now) -> None:
-    """Use a new block: both blocks if it follows the old one, else only the new one. Then continue the submissions that
-    waited for it."""
-    state.next_id = state.next_id if numbers[0] == state.last_id + 1 else numbers[0]
-    state.last_id = numbers[1]
-    state.ids_asked = False
+def on_numbers(state: BrokerState, lane: int, numbers: tuple[int, int], now: Now) -> None:
+    """Use newly reserved ids, after those left in the same block. Then continue the submissions that waited for ids."""
+    ids, (first, last) = state.ids[lane], numbers
+    follows = first == ids.last + 1 and block_of(first) == block_of(ids.last)
+    ids.next, ids.last, ids.is_asked = ids.next if follows else first, last, False
+    state.blocks[block_of(first)] = lane
     waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
     for event in waiting:
         on_submit(state, event, now)
 
 
 def return_numbers(state: BrokerState) -> None:
-    """Return the rest of the block at a planned stop: the next start then continues with the next id. If a reservation
-    is on its way, another block follows the rest, and nothing is returned."""
+    """Return the unused ids at a planned stop: the next start then continues with the next id. If a reservation is on
+    its way, other ids follow the unused ones, and nothing is returned."""
     state.left = True
-    if not state.ids_asked and state.next_id <= state.last_id:
-        state.outbox.touch(min(state.outbox.lanes)).unused_ids = (state.next_id, state.last_id)
-    state.next_id = state.last_id + 1
-    state.ids_asked = True  # nothing further is reserved
+    for lane, ids in state.ids.items():
+        if not ids.is_asked and ids.left:
+            state.outbox.touch(lane).unused_ids = (ids.next, ids.last)
+        ids.next = ids.last + 1
 
 
 def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from stepwire_broker.core.answers import erasing
 
 from . import facts
+from .commit_group import AttentionChanged
 from .facts import Fact
 from .live import (
     DIRTY_CHANGED,
@@ -23,6 +24,7 @@ from .live import (
 from .states import (
     COMPLETED,
     DISPATCHED,
+    FAILED,
     HELD,
     READY,
     RETRY_WAIT,
@@ -40,6 +42,7 @@ def unlink(task: Task) -> None:
 
 
 _MOVING: Final = frozenset({READY, DISPATCHED, RETRY_WAIT})
+_ATTENTION: Final = frozenset({FAILED, HELD})
 
 
 def apply(task: Task, fact: Fact) -> None:
@@ -63,6 +66,15 @@ def apply(task: Task, fact: Fact) -> None:
         task.dispatched += move.dispatched
     if move.open:
         task.open += move.open
+    if move.has_attention:
+        kind = str(move.after) if move.after in _ATTENTION else None
+        _notice(task, AttentionChanged(step.id, task.id, kind, fact.at, step.definition.handler_class))
+
+
+def _notice(task: Task, row: AttentionChanged) -> None:
+    if task.attention_rows is None:
+        task.attention_rows = {}
+    task.attention_rows[row.id] = row
 
 
 class _Move(Struct, frozen=True):
@@ -72,6 +84,7 @@ class _Move(Struct, frozen=True):
     moving: int
     dispatched: int
     open: int
+    has_attention: bool  # before it or after it, the step needs an operator
 
 
 _MOVES: Final[dict[type[Any], dict[StepState, _Move]]] = {
@@ -81,6 +94,7 @@ _MOVES: Final[dict[type[Any], dict[StepState, _Move]]] = {
             (after in _MOVING) - (before in _MOVING),
             (after is DISPATCHED) - (before is DISPATCHED),
             (before in STEP_FINAL) - (after in STEP_FINAL),
+            before in _ATTENTION or after in _ATTENTION,
         )
         for before, after in moves.items()
     }
@@ -239,6 +253,8 @@ def _operated(task: Task, fact: facts.Operated) -> None:
 
 def _noticed(task: Task, fact: facts.Noticed) -> None:
     task.attention = fact.attention
+    kind = None if fact.attention is None else f"task_{fact.attention}"
+    _notice(task, AttentionChanged(task.id, task.id, kind, fact.at, None))
 
 
 def _erased(task: Task, fact: facts.Erased) -> None:

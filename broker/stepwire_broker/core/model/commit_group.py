@@ -129,6 +129,16 @@ class StepStderr(NamedTuple):
     text: str
 
 
+class AttentionChanged(NamedTuple):
+    """UPSERT into attention: what an operator may have to look at."""
+
+    id: int  # of the step, or of the task for its own attention
+    task_id: int
+    kind: str | None  # None: DELETE the row
+    at_ms: int  # since when
+    handler_class: str | None  # of the step
+
+
 class TaskErased(NamedTuple):
     """Replace the payloads in all rows of a task, in whatever table: see store/erasure.py."""
 
@@ -233,6 +243,7 @@ class CommitGroup(Struct):
     steps_stderr: list[StepStderr] = []
     tasks_changed: list[TaskChanged] = []
     history: list[HistoryRow] = []
+    attention: list[AttentionChanged] = []
     erasures: list[TaskErased] = []  # after all other rows
     parked: list[Parked] = []
     audit: list[AuditNew] = []

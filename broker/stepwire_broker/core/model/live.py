@@ -15,6 +15,7 @@ from stepwire_protocol.messages import CancelReason
 from stepwire_broker.core.definitions.step_definition import StepDefinition
 from stepwire_broker.core.definitions.workflow import Workflow
 
+from .commit_group import AttentionChanged
 from .facts import Fact
 from .figures import Figures
 from .principal import PROCESS, Rights
@@ -157,6 +158,7 @@ class Task(Struct, gc=False, weakref=False, eq=False):
     dirty_steps: list[Step] = []  # steps whose rows must be written
     dirty: bool = False  # its own row must be written
     evicting: bool = False
+    attention_rows: dict[int, AttentionChanged] | None = None  # to be written, by id
     erase_ms: int | None = None  # the open group erases its payloads, as of this time
     rejected: bool = False  # the database refused its rows: no message that depends on them may be sent
     resident_bytes: int = 0

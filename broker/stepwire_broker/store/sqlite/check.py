@@ -124,9 +124,39 @@ REFERENCES: Final = (
         "the history of lane {0} ends at sequence {1}, but the lane's row has sequence {2}",
     ),
     (
-        "SELECT next, (SELECT max(id) FROM tasks), (SELECT max(id) FROM steps) FROM sequences WHERE name = 'ids' "
-        "AND next <= max(coalesce((SELECT max(id) FROM tasks), 0), coalesce((SELECT max(id) FROM steps), 0))",
-        "the next id is {0}, but task {1} and step {2} already exist",
+        "SELECT number, number * 1048576 + reserved, last FROM (SELECT number, reserved, "
+        "max(coalesce((SELECT max(id) FROM tasks WHERE id <= (number + 1) * 1048576), 0), "
+        "coalesce((SELECT max(id) FROM steps WHERE id <= (number + 1) * 1048576), 0)) AS last FROM blocks) "
+        "WHERE last > number * 1048576 + reserved",
+        "the last reserved id of block {0} is {1}, but the task or the step {2} already exists",
+    ),
+    (
+        "SELECT id, lane FROM tasks WHERE NOT EXISTS (SELECT 1 FROM blocks "
+        "WHERE blocks.number = (tasks.id - 1) / 1048576 AND blocks.lane = tasks.lane)",
+        "task {0} is in lane {1}, to which the block of its id does not belong",
+    ),
+    (
+        "SELECT steps.id, task_id FROM steps JOIN tasks ON tasks.id = task_id WHERE NOT EXISTS (SELECT 1 FROM blocks "
+        "WHERE blocks.number = (steps.id - 1) / 1048576 AND blocks.lane = tasks.lane)",
+        "step {0} is not in a block of ids of the lane of its task {1}",
+    ),
+    (
+        "SELECT id, state FROM steps WHERE state IN ('held', 'failed') AND NOT EXISTS (SELECT 1 FROM attention "
+        "WHERE attention.id = steps.id AND kind = state AND attention.task_id = steps.task_id "
+        "AND attention.handler_class = steps.handler_class)",
+        "step {0} is {1}, and the table of attention does not have it",
+    ),
+    (
+        "SELECT id, attention FROM tasks WHERE attention IS NOT NULL AND NOT EXISTS "
+        "(SELECT 1 FROM attention AS noticed WHERE noticed.id = tasks.id "
+        "AND kind = 'task_' || tasks.attention AND noticed.lane = tasks.lane)",
+        "task {0} has the attention {1!r}, and the table of attention does not have it",
+    ),
+    (
+        "SELECT kind, id FROM attention AS noticed WHERE NOT CASE kind WHEN 'task_held' THEN EXISTS (SELECT 1 "
+        "FROM tasks WHERE tasks.id = noticed.id AND tasks.attention = 'held') ELSE EXISTS (SELECT 1 FROM steps "
+        "WHERE steps.id = noticed.id AND steps.state = noticed.kind) END",
+        "the table of attention has {0} for {1}, which is not in this state",
     ),
     (
         "SELECT kind, name FROM controls WHERE value IS NOT NULL AND NOT json_valid(value)",

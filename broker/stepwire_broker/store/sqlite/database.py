@@ -4,7 +4,7 @@ import sqlite3
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened
-from stepwire_broker.store.ports import ID_BLOCK, LANE
+from stepwire_broker.store.ports import IDS_AT_START, LANE
 
 from . import opening
 from .cleaning import SqliteCleaning
@@ -70,7 +70,6 @@ def begin_epoch(
         "INSERT INTO meta (name, value) VALUES ('deployment', ?), ('created_ms', ?) ON CONFLICT (name) DO NOTHING",
         (f"{entropy:032x}", str(wall_ms)),
     )
-    connection.execute("INSERT INTO sequences (name, next) VALUES ('ids', 1) ON CONFLICT (name) DO NOTHING")
     connection.execute(
         "INSERT INTO lanes (id, epoch, seq) SELECT ?, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM lanes)", (LANE,)
     )
@@ -88,17 +87,18 @@ def begin_epoch(
         "WHERE brokers.id = ? AND lanes.id = (SELECT max(id) FROM lanes)",
         (broker_id,),
     )
-    ids = reserve_ids(connection, ID_BLOCK)
+    lane = lane_of(connection)
+    ids = reserve_ids(connection, lane.id, IDS_AT_START)
     connection.execute("COMMIT")
     (deployment,) = connection.execute("SELECT value FROM meta WHERE name = 'deployment'").fetchone()
-    lane = lane_of(connection)
     (epoch,) = connection.execute("SELECT epoch FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     queries = SqliteQueries(connection)
     counts = queries.open_counts()
     return lane, Opened(
         deployment=deployment,
         epoch=epoch,
-        ids=ids,
+        ids={lane.id: ids},
+        blocks=dict(connection.execute("SELECT number, lane FROM blocks").fetchall()),
         lanes={lane.id: lane.seq},
         lease_ms_before=lease_ms_before,
         workflows=queries.workflows(),

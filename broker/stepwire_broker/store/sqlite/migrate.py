@@ -11,7 +11,7 @@ from typing import Final
 
 from stepwire_broker.store.errors import StoreRefused
 
-HEAD: Final = "0003"  # the newest of migrations/versions
+HEAD: Final = "0005"  # the newest of migrations/versions
 
 _SCRIPTS: Final = Path(__file__).parent / "migrations"
 SCHEMA: Final = Path(__file__).with_name("schema.sql")

@@ -10,9 +10,11 @@ from stepwire_protocol import limits, patterns
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
+from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
+    ATTENTION_STATES,
     AuditFilter,
     EventRow,
     HistoryCursor,
@@ -28,7 +30,9 @@ from stepwire_broker.store.rows import (
     WorkflowRow,
 )
 
-from .reading import NOT_PRUNED, Reading
+from .reading import NOT_PRUNED, Reading, json_list
+
+TASK_STATES: Final = tuple(map(str, TaskState))
 
 
 class PageQueries(Reading):
@@ -45,8 +49,8 @@ class PageQueries(Reading):
                 (task_id,),
             ).fetchone()
             values = {"task_id": task_id, "limit": -1, "outputs_max": outputs_bytes_max}
-            outputs = "output" if (outputs_bytes or 0) <= outputs_bytes_max else _FIRST_OUTPUTS
-            steps = self._step_rows("steps.task_id = :task_id", values, "steps.position", outputs)
+            outputs = "steps.output" if (outputs_bytes or 0) <= outputs_bytes_max else _FIRST_OUTPUTS
+            steps = self._step_rows(_STEPS, "steps.task_id = :task_id", values, "steps.position", outputs)
             return TaskRecord(tasks[0], context, steps)
 
     def erased_tasks(self) -> list[tuple[str, int]]:
@@ -66,54 +70,70 @@ class PageQueries(Reading):
         return None if row is None else str(row[0])
 
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
-        conditions, values = _conditions(
-            {
-                "tasks.namespace = :namespace": wanted.namespace,
-                "tasks.created_ms >= :since_ms": wanted.since_ms,
-                "tasks.id < :before": wanted.before,
-                "tasks.id >= :first_id": wanted.first_id,
-            }
-        )
+        conditions, values = _conditions({"tasks.namespace = :namespace": wanted.namespace})
+        _limit(conditions, values, wanted, "tasks.created_ms, tasks.id")
+        if wanted.since_ms is not None:
+            conditions.append("tasks.created_ms >= :since_ms")
+            values["since_ms"] = wanted.since_ms
+        if wanted.namespaces is not None:
+            conditions.append("tasks.namespace IN (SELECT value FROM json_each(:namespaces))")
+            values["namespaces"] = msgspec.json.encode(wanted.namespaces).decode()
         if wanted.state is not None:
-            # A literal for the state that has a partial index: SQLite cannot use that index for a parameter.
-            conditions.append("tasks.state = 'failed'" if wanted.state == "failed" else "tasks.state = :state")
+            conditions.append("tasks.state = :state")
             values["state"] = wanted.state
+        is_of_all = wanted.workflow is None and wanted.namespace is None and wanted.namespaces is None
+        if wanted.key is None and wanted.label is None and (wanted.state is not None or not is_of_all):
+            return self._tasks_of_workflows(wanted, conditions, values)
+        if wanted.workflow is not None:
+            conditions.append("workflows.name = :workflow")
+            values["workflow"] = wanted.workflow
         if wanted.label is not None:
             conditions.append(
                 "EXISTS (SELECT 1 FROM json_each(tasks.labels) WHERE key = :label_name AND value = :label_value)"
             )
             values["label_name"], values["label_value"] = wanted.label
         if wanted.key is not None:
-            conditions.append(_OF_KEY)
-            values["key"] = wanted.key
-        if wanted.namespaces is not None:
-            conditions.append("tasks.namespace IN (SELECT value FROM json_each(:namespaces))")
-            values["namespaces"] = msgspec.json.encode(wanted.namespaces).decode()
+            found = self._task_rows(" AND ".join([*conditions, _OF_KEY]), values | {"key": wanted.key, "limit": -1})
+            return heapq.nlargest(wanted.limit, found, key=lambda row: row.point)
         values["limit"] = wanted.limit
-        is_of_all = wanted.workflow is None and wanted.namespace is None and wanted.namespaces is None
-        if wanted.key is not None or is_of_all:
-            if wanted.workflow is not None:
-                conditions.append("workflows.name = :workflow")
-                values["workflow"] = wanted.workflow
-            return self._task_rows(" AND ".join(conditions), values)
-        # Read one version at a time, newest first from its index: a joint query would have to sort all rows.
+        return self._task_rows(" AND ".join(conditions), values, "ORDER BY tasks.created_ms DESC, tasks.id DESC")
+
+    def _tasks_of_workflows(self, wanted: TaskFilter, conditions: list[str], values: dict[str, Any]) -> list[TaskRow]:
+        """Read each version and each state from its index, which is ordered: a joint query would sort all rows."""
+        where = " AND ".join(["tasks.workflow_id = :workflow_id", "tasks.state = :state", *conditions, NOT_PRUNED])
+        select = (
+            f"SELECT created_ms, id FROM tasks WHERE {where} "  # noqa: S608
+            "ORDER BY tasks.created_ms DESC, tasks.id DESC LIMIT :limit"
+        )
         with self.snapshot():
-            pages = [
-                self._task_rows(
-                    " AND ".join([*conditions, "tasks.workflow_id = :workflow_id"]),
-                    values | {"workflow_id": workflow_id},
-                )
+            points = (
+                point
                 for workflow_id in self._workflow_ids(wanted.namespace, wanted.workflow, wanted.namespaces)
-            ]
-        return heapq.nlargest(wanted.limit, (row for page in pages for row in page), key=lambda row: row.id)
+                for state in (TASK_STATES if wanted.state is None else (wanted.state,))
+                for point in self.execute(
+                    select, values | {"workflow_id": workflow_id, "state": state, "limit": wanted.limit}
+                )
+            )
+            ids = [task_id for _, task_id in heapq.nlargest(wanted.limit, points)]
+            chosen = "tasks.id IN (SELECT value FROM json_each(:ids))"
+            rows = self._task_rows(chosen, {"ids": json_list(ids), "limit": -1})
+        return sorted(rows, key=lambda row: row.point, reverse=True)
 
-    def newest_task(self, before: int | None) -> ListPoint | None:
-        row = self.execute(
-            "SELECT id, created_ms FROM tasks WHERE id < ? ORDER BY id DESC LIMIT 1", (_below(before),)
-        ).fetchone()
-        return None if row is None else ListPoint(*row)
+    def list_end(self, wanted: TaskFilter | StepFilter, rows: int) -> ListPoint | None:
+        table, time, conditions, values = "tasks", "created_ms", ["TRUE"], dict[str, Any]()
+        if isinstance(wanted, StepFilter) and wanted.state in ATTENTION_STATES:
+            table, time, conditions, values = "attention", "at_ms", ["kind = :kind"], {"kind": wanted.state}
+        _limit(conditions, values, wanted, f"{time}, id")
+        select = (
+            f"SELECT {time}, id FROM {table} WHERE {' AND '.join(conditions)} "  # noqa: S608
+            f"ORDER BY {time} DESC, id DESC LIMIT 1 OFFSET :offset"
+        )
+        row = self.execute(select, values | {"offset": rows - 1}).fetchone()
+        if row is not None:
+            return ListPoint(*row)
+        return None if self.execute(select, values | {"offset": 0}).fetchone() is None else ListPoint(0, 0)
 
-    def _task_rows(self, condition: str, values: Mapping[str, Any]) -> list[TaskRow]:
+    def _task_rows(self, condition: str, values: Mapping[str, Any], order: str = "") -> list[TaskRow]:
         return self.rows(
             TaskRow,
             f"""
@@ -121,7 +141,7 @@ class PageQueries(Reading):
              tasks.state, attention, cancelling, priority, labels, context_bytes, tasks.created_ms, tasks.finished_ms,
              tasks.deadline_ms
             FROM tasks CROSS JOIN workflows ON workflows.id = tasks.workflow_id
-            WHERE {condition or "TRUE"} AND {NOT_PRUNED} ORDER BY tasks.id DESC LIMIT :limit
+            WHERE {condition or "TRUE"} AND {NOT_PRUNED} {order} LIMIT :limit
             """,  # noqa: S608
             values,
         )
@@ -129,54 +149,62 @@ class PageQueries(Reading):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, step_id: int) -> StepRow | None:
-        steps = self._step_rows("steps.id = :id", {"id": step_id, "limit": 1}, "steps.id", "steps.output")
+        steps = self._step_rows(_STEPS, "steps.id = :id", {"id": step_id, "limit": 1}, "steps.id", "steps.output")
         return steps[0] if steps else None
 
     def steps(self, wanted: StepFilter) -> list[StepRow]:
-        conditions, values = _conditions(
-            {"steps.id < :before": wanted.before, "steps.id >= :first_id": wanted.first_id}
-        )
+        values: dict[str, Any] = {"limit": wanted.limit}
+        conditions: list[str] = []
+        has_attention = wanted.state in ATTENTION_STATES
+        if has_attention:
+            source = "attention CROSS JOIN steps USING (id) CROSS JOIN tasks ON tasks.id = steps.task_id"
+            handler, time, order = "attention.handler_class", "at_ms", "attention.at_ms DESC, attention.id DESC"
+            conditions.append("attention.kind = :state")
+            _limit(conditions, values, wanted, "attention.at_ms, attention.id")
+        else:
+            source = "tasks CROSS JOIN steps ON steps.task_id = tasks.id"
+            handler, time = "steps.handler_class", "tasks.created_ms"
+            order = "tasks.created_ms DESC, tasks.id DESC, steps.position DESC"
+            _limit(conditions, values, wanted, "tasks.created_ms, tasks.id")
+            if wanted.before is not None:  # a step's id is higher than its task's, and lower than any later task's
+                conditions.append("(tasks.created_ms, steps.id) < (:before_ms, :before_id)")
+            if wanted.state is not None:
+                conditions.append("steps.state = :state")
         if wanted.state is not None:
-            indexed = {"held": "steps.state = 'held'", "failed": "steps.state = 'failed'"}
-            conditions.append(indexed.get(wanted.state, "steps.state = :state"))
             values["state"] = wanted.state
         if wanted.handler_class is not None:
             is_pattern = patterns.is_pattern(wanted.handler_class)
-            conditions.append("matches(:handler, handler_class)" if is_pattern else "handler_class = :handler")
+            conditions.append(f"matches(:handler, {handler})" if is_pattern else f"{handler} = :handler")
             values["handler"] = wanted.handler_class
         if wanted.namespaces is not None:
-            conditions.append(
-                "(SELECT namespace FROM tasks WHERE tasks.id = steps.task_id)"
-                " IN (SELECT value FROM json_each(:namespaces))"
-            )
+            conditions.append("tasks.namespace IN (SELECT value FROM json_each(:namespaces))")
             values["namespaces"] = msgspec.json.encode(wanted.namespaces).decode()
-        values["limit"] = wanted.limit
-        return self._step_rows(" AND ".join(conditions), values, "steps.id DESC", "NULL")
-
-    def newest_step(self, before: int | None) -> ListPoint | None:
-        row = self.execute(
-            "SELECT steps.id, created_ms FROM steps JOIN tasks ON tasks.id = task_id WHERE steps.id < ? "
-            "ORDER BY steps.id DESC LIMIT 1",
-            (_below(before),),
-        ).fetchone()
-        return None if row is None else ListPoint(*row)
+        return self._step_rows(source, " AND ".join(conditions), values, order, "NULL", time)
 
     def step_stderr(self, step_id: int) -> StepStderr | None:
         row = self.execute("SELECT id, delivery, text FROM step_stderr WHERE id = ?", (step_id,)).fetchone()
         return None if row is None else StepStderr(*row)
 
     def held_count(self) -> int:
-        (count,) = self.execute("SELECT count(*) FROM steps WHERE state = 'held'").fetchone()
+        (count,) = self.execute("SELECT count(*) FROM attention WHERE kind = 'held'").fetchone()
         return int(count)
 
-    def _step_rows(self, condition: str, values: Mapping[str, Any], order: str, output: str) -> list[StepRow]:
+    def _step_rows(
+        self,
+        source: str,
+        condition: str,
+        values: Mapping[str, Any],
+        order: str,
+        output: str,
+        time: str = "tasks.created_ms",
+    ) -> list[StepRow]:
         return self.rows(
             StepRow,
             f"""
-            SELECT id, task_id, position, name, handler_class, state, attempt, delivery, worker, granted, lost_sessions,
-             ready_ms, dispatched_ms, started_ms, not_before_ms, finished_ms, deadline_ms, run_ms, error, reason,
-             key_number, {output}, output_bytes, (SELECT workflow_id FROM tasks WHERE tasks.id = steps.task_id)
-            FROM steps WHERE {condition or "TRUE"} ORDER BY {order} LIMIT :limit
+            SELECT steps.id, steps.task_id, position, name, steps.handler_class, steps.state, attempt, delivery, worker,
+             granted, lost_sessions, ready_ms, dispatched_ms, started_ms, not_before_ms, steps.finished_ms,
+             steps.deadline_ms, run_ms, error, reason, key_number, {output}, output_bytes, workflow_id, {time}
+            FROM {source} WHERE {condition or "TRUE"} ORDER BY {order} LIMIT :limit
             """,  # noqa: S608
             values,
         )
@@ -303,15 +331,23 @@ tasks.id IN (SELECT task_id FROM keys WHERE namespace IN (SELECT DISTINCT namesp
 
 _WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
 
+_STEPS: Final = "steps CROSS JOIN tasks ON tasks.id = steps.task_id"
+
 # Only sizes decide which outputs are included: an output that is left out is not read.
 _FIRST_OUTPUTS: Final = """
- CASE WHEN id IN (SELECT id FROM (
+ CASE WHEN steps.id IN (SELECT id FROM (
    SELECT id, sum(output_bytes) OVER (ORDER BY position) AS bytes_so_far FROM steps WHERE task_id = :task_id
  ) WHERE bytes_so_far <= :outputs_max) THEN output END""".strip()
 
 
-def _below(before: int | None) -> int:
-    return limits.INTEGER_MAX if before is None else before
+def _limit(conditions: list[str], values: dict[str, Any], wanted: TaskFilter | StepFilter, columns: str) -> None:
+    """Add the conditions that limit the part of the list which is read."""
+    if wanted.before is not None:
+        conditions.append(f"({columns}) < (:before_ms, :before_id)")
+        values["before_ms"], values["before_id"] = wanted.before
+    if wanted.first is not None:
+        conditions.append(f"({columns}) >= (:first_ms, :first_id)")
+        values["first_ms"], values["first_id"] = wanted.first
 
 
 def _conditions(optional: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

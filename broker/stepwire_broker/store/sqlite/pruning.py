@@ -84,6 +84,7 @@ class SqlitePruning:
 
     def remove_steps(self, step_ids: Collection[int]) -> int:
         self._remove("DELETE FROM step_stderr WHERE id IN (SELECT value FROM json_each(?))", step_ids)
+        self._remove("DELETE FROM attention WHERE id IN (SELECT value FROM json_each(?))", step_ids)
         return self._remove("DELETE FROM steps WHERE id IN (SELECT value FROM json_each(?))", step_ids)
 
     def remove_history(self, task_ids: Collection[int], limit: int) -> int:
@@ -108,6 +109,7 @@ class SqlitePruning:
         )
 
     def remove_tasks(self, task_ids: Collection[int]) -> int:
+        self._remove("DELETE FROM attention WHERE id IN (SELECT value FROM json_each(?))", task_ids)
         return self._remove("DELETE FROM tasks WHERE id IN (SELECT value FROM json_each(?))", task_ids)
 
     # -- refused input ------------------------------------------------------------------------------------------------

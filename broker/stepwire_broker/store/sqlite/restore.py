@@ -43,7 +43,7 @@ from .writer import SqliteWriter
 
 PAGE_TASKS: Final = 500
 LEASE_MS_DEFAULT: Final = 10_000
-IDS_UNKNOWN: Final = 1_000_000_000  # ids that may have been used since the backup, when their number is unknown
+BLOCKS_UNKNOWN: Final = 1_000  # of ids, that may have been used since the backup, when their number is unknown
 
 ERASED_AGAIN: Final = "erased again by the restore of a backup"
 
@@ -176,13 +176,14 @@ def _continue_numbers(connection: sqlite3.Connection, path: Path, broker_id: str
             replaced_used = _used_numbers(replaced)
     except (sqlite3.Error, StoreRefused):
         pass  # the replaced database is gone or damaged
-    unknown = 0 if replaced_used.deployment == backup_used.deployment else IDS_UNKNOWN
+    unknown = 0 if replaced_used.deployment == backup_used.deployment else BLOCKS_UNKNOWN
     row = connection.execute("SELECT lease_ms FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     lease_ms = LEASE_MS_DEFAULT if row is None else int(row[0])
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DELETE FROM meta WHERE name = 'deployment'")
     connection.execute(
-        "UPDATE sequences SET next = ? WHERE name = 'ids'", (max(backup_used.next_id + unknown, replaced_used.next_id),)
+        "INSERT INTO blocks (number, lane, reserved) SELECT ?, id, 0 FROM lanes ORDER BY id DESC LIMIT 1",
+        (max(backup_used.blocks + unknown, replaced_used.blocks),),
     )
     connection.execute(
         "INSERT INTO brokers (id, epoch, lease_until_ms, lease_ms) VALUES (?, ?, 0, ?) "
@@ -205,7 +206,7 @@ def _heads_of(path: Path) -> list[dict[str, object]]:
 class UsedNumbers(NamedTuple):
     deployment: str
     epoch: int  # the last one
-    next_id: int
+    blocks: int  # of ids
 
 
 def _used_numbers(connection: sqlite3.Connection) -> UsedNumbers:
@@ -213,7 +214,7 @@ def _used_numbers(connection: sqlite3.Connection) -> UsedNumbers:
         *connection.execute(
             """
             SELECT (SELECT value FROM meta WHERE name = 'deployment'), (SELECT coalesce(max(epoch), 0) FROM brokers),
-             (SELECT coalesce(max(next), 1) FROM sequences WHERE name = 'ids')
+             (SELECT coalesce(max(number) + 1, 0) FROM blocks)
             """
         ).fetchone()
     )

@@ -36,15 +36,6 @@ CREATE TABLE brokers (
  STRICT
 
 ;
-CREATE TABLE sequences (
-	name TEXT NOT NULL, 
-	next INTEGER NOT NULL, 
-	PRIMARY KEY (name), 
-	CONSTRAINT next_fits_every_language CHECK (next BETWEEN 1 AND 9007199254740992)
-)
- STRICT
-
-;
 CREATE TABLE workflows (
 	id INTEGER NOT NULL, 
 	namespace TEXT NOT NULL, 
@@ -110,8 +101,6 @@ CREATE TABLE steps (
 
 ;
 CREATE UNIQUE INDEX steps_of_task ON steps (task_id, position);
-CREATE INDEX steps_held ON steps (id) WHERE state = 'held';
-CREATE INDEX steps_failed ON steps (id) WHERE state = 'failed';
 CREATE TABLE step_stderr (
 	id INTEGER NOT NULL, 
 	delivery INTEGER NOT NULL, 
@@ -247,7 +236,33 @@ CREATE TABLE tasks (
 CREATE INDEX tasks_left ON tasks (lane, rank_ms, id) WHERE finished_ms IS NULL AND stored = 0;
 CREATE INDEX tasks_wanting ON tasks (lane, wants, rank_ms, id) WHERE finished_ms IS NULL AND stored = 1 AND wants IS NOT NULL;
 CREATE INDEX tasks_due ON tasks (lane, wake_ms, rank_ms, id, wants) WHERE finished_ms IS NULL AND stored = 1 AND wake_ms IS NOT NULL;
-CREATE INDEX tasks_of_workflow ON tasks (workflow_id, id);
-CREATE INDEX tasks_failed ON tasks (id) WHERE state = 'failed';
 CREATE INDEX tasks_ended ON tasks (state, finished_ms) WHERE finished_ms IS NOT NULL;
-CREATE INDEX tasks_with_attention ON tasks (id) WHERE attention IS NOT NULL;
+CREATE TABLE blocks (
+	number INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	reserved INTEGER NOT NULL, 
+	PRIMARY KEY (number), 
+	CONSTRAINT ids_fit_every_language CHECK (number BETWEEN 0 AND 8589934591), 
+	CONSTRAINT reserved_fits CHECK (reserved BETWEEN 0 AND 1048576)
+)
+ STRICT
+
+;
+CREATE INDEX blocks_of_lane ON blocks (lane, number);
+CREATE INDEX tasks_listed ON tasks (created_ms, id);
+CREATE INDEX tasks_by_state ON tasks (workflow_id, state, created_ms, id);
+CREATE TABLE attention (
+	id INTEGER NOT NULL, 
+	task_id INTEGER NOT NULL, 
+	lane INTEGER NOT NULL, 
+	kind TEXT NOT NULL, 
+	at_ms INTEGER NOT NULL, 
+	handler_class TEXT, 
+	PRIMARY KEY (id), 
+	CONSTRAINT kind_fits CHECK (CASE kind WHEN 'held' THEN id <> task_id WHEN 'failed' THEN id <> task_id WHEN 'task_held' THEN id = task_id ELSE FALSE END), 
+	CONSTRAINT handler_is_of_a_step CHECK ((id = task_id) = (handler_class IS NULL))
+)
+ STRICT
+
+;
+CREATE INDEX attention_listed ON attention (kind, at_ms, id);

@@ -132,6 +132,12 @@ STEPS_STDERR: Final = _insert(
     "ON CONFLICT (id) DO UPDATE SET delivery = excluded.delivery, text = excluded.text",
 )
 TASKS_CHANGED: Final = _update("tasks", TaskChanged._fields)
+ATTENTION: Final = _insert(
+    "attention",
+    ("id", "task_id", "kind", "at_ms", "handler_class", "lane"),
+    "ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, at_ms = excluded.at_ms",
+)
+END_ATTENTION: Final = _delete("attention", ("id",))
 HISTORY: Final = _insert("history", ("lane_id", "seq", "position", "task_id", "at_ms", "facts"))
 PARKED: Final = _insert("parked", Parked._fields)
 AUDIT: Final = _insert("audit", AuditRow._fields)

@@ -4,12 +4,14 @@ statements.py.
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.model.commit_group import (
+    AttentionChanged,
     AuditNew,
     CommitGroup,
     ControlChanged,
@@ -27,8 +29,10 @@ from stepwire_broker.store.lane import Rows, StoredDigest, Trouble
 
 from . import erasing, opening
 from .statements import (
+    ATTENTION,
     AUDIT,
     CLAIM,
+    END_ATTENTION,
     HISTORY,
     MOVE_AUDIT_END,
     PARKED,
@@ -162,6 +166,8 @@ class SqliteWriter:
             self._change_tasks(rows.tasks_changed)
         if rows.history:
             self._write_history(rows.history)
+        if rows.attention:
+            _notice(self._execute, self._lane_id, rows.attention)
         if rows.erasures:
             erasing.erase(run, rows.erasures)
 
@@ -251,10 +257,15 @@ class SqliteWriter:
         return task_ids
 
     def reserve_ids(self, count: int) -> tuple[int, int]:
-        return reserve_ids(self.connection, count)
+        return reserve_ids(self.connection, self._lane_id, count)
 
     def return_ids(self, first: int, last: int) -> None:
-        self._execute("UPDATE sequences SET next = ? WHERE name = 'ids' AND next = ?", (first, last + 1))
+        number = block_of(first)
+        before = number * IDS_PER_BLOCK
+        self._execute(
+            "UPDATE blocks SET reserved = ? WHERE number = ? AND reserved = ?",
+            (first - 1 - before, number, last - before),
+        )
 
     # -- trouble ------------------------------------------------------------------------------------------------------
 
@@ -283,10 +294,32 @@ class SqliteWriter:
         self.connection.close()
 
 
-def reserve_ids(connection: sqlite3.Connection, count: int) -> tuple[int, int]:
-    connection.execute("UPDATE sequences SET next = next + ? WHERE name = 'ids'", (count,))
-    (after,) = connection.execute("SELECT next FROM sequences WHERE name = 'ids'").fetchone()
-    return after - count, after - 1
+def reserve_ids(connection: sqlite3.Connection, lane: int, count: int) -> tuple[int, int]:
+    """Reserve ids in the lane's last block, or in a new block if they do not fit."""
+    place = connection.execute(
+        "UPDATE blocks SET reserved = reserved + :count WHERE number = "
+        "(SELECT max(number) FROM blocks WHERE lane = :lane) AND reserved + :count <= :most RETURNING number, reserved",
+        {"count": count, "lane": lane, "most": IDS_PER_BLOCK},
+    ).fetchall()
+    if not place:
+        place = connection.execute(
+            "INSERT INTO blocks (number, lane, reserved) SELECT coalesce(max(number), -1) + 1, ?, ? FROM blocks "
+            "RETURNING number, reserved",
+            (lane, count),
+        ).fetchall()
+    ((number, reserved),) = place
+    last = number * IDS_PER_BLOCK + reserved
+    return last - count + 1, last
+
+
+def _notice(
+    run: Callable[[str, Sequence[Any]], sqlite3.Cursor], lane_id: int, changed: Sequence[AttentionChanged]
+) -> None:
+    ended = [(row.id,) for row in changed if row.kind is None]
+    if ended:
+        END_ATTENTION.run(run, ended)
+    if len(ended) < len(changed):
+        ATTENTION.run(run, [(*row, lane_id) for row in changed if row.kind is not None])
 
 
 class _Plain(dict[str, str]):

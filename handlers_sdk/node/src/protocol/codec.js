@@ -97,8 +97,21 @@ function isDefault(value, standard) {
   return Array.isArray(value) ? value.length === 0 : Object.keys(value).length === 0
 }
 
-/** The JSON of one result. `output` is JSON already. */
+/**
+ * The JSON of the result of a completed step. `output` is JSON already, and so is `versionJson`, the version of its
+ * handler: 'null' if it has none.
+ */
+export function encodeCompleted(stepId, delivery, output, tookMs, versionJson) {
+  const version = versionJson === 'null' ? '' : `,"handler_version":${versionJson}`
+  return (
+    `{"step_id":${stepId},"delivery":${delivery},"status":"completed","output":${output},"error":null,` +
+    `"metadata":{"execution_time_ms":${Math.round(tookMs * 1000) / 1000}${version}}}`
+  )
+}
+
+/** The JSON of one result, which may have it already as `text`. `output` is JSON already. */
 export function encodeResult(result) {
+  if (result.text !== undefined) return result.text
   const error = result.error === null ? 'null' : encodeWithout(result.error, ERROR)
   const metadata = result.metadata === null ? 'null' : encodeWithout(result.metadata, METADATA)
   return (

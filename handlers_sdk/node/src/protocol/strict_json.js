@@ -12,31 +12,40 @@ import { InvalidMessage } from './errors.js'
 const NO_FLOATS = new Map()
 const QUOTE = 0x22
 const SPACE = 0x20
-// The same text inside a string is harmless for all of these, and costs only time.
+const MINUS = 0x2d
+const POINT = 0x2e
+const ZERO = 0x30
+const NINE = 0x39
+const LARGE_E = 0x45
+const SMALL_E = 0x65
+// The same text inside a string is harmless for both, and costs only time.
 const ESCAPED = /\\u(?:0000|[dD][89a-fA-F])/ // U+0000, or half of a surrogate pair
-const FLOAT = /[:[,]\s*-?\d+[.eE]/
 // A float that may have the value of an integer: with an exponent, with only zeros after its point, or so long that it is
 // rounded.
 const INTEGRAL = /[\d.]{16}|(?:\.0+|\d[eE][+-]?\d+)\s*[,}\]]/
+const FLOAT_IN_ARRAY = /[[,]\s*-?\d+[.eE]/
 
 /**
  * Decode one JSON text. Returns `value`, and in `floats` the members of each object or array that are integers by value
  * and floats by their text (8127.0). Throws InvalidMessage.
  */
 export function parse(text) {
-  if (ESCAPED.test(text) || (FLOAT.test(text) && INTEGRAL.test(text))) return new Parser(text).parse()
+  if (text.includes('\\') && ESCAPED.test(text)) return new Parser(text).parse()
   let value
   try {
     value = JSON.parse(text)
   } catch (error) {
     throw new InvalidMessage('not_json', error.message)
   }
-  const seen = new Census()
-  seen.member(value, 0)
+  const parsed = new Census()
+  parsed.member(value, 0)
+  const written = new KeyCount(text)
   // A key that occurs twice is one key of the value, but two of the text.
-  if (seen.isSuspect || seen.containers > CONTAINERS_MAX || seen.keys !== countKeys(text)) {
+  if (parsed.isSuspect || parsed.containers > CONTAINERS_MAX || parsed.keys !== written.keys) {
     return new Parser(text).parse()
   }
+  const mayHaveFloats = written.mayHaveFloats || (parsed.hasNumberInArray && FLOAT_IN_ARRAY.test(text))
+  if (mayHaveFloats && INTEGRAL.test(text)) return new Parser(text).parse()
   return { value, floats: NO_FLOATS }
 }
 
@@ -49,6 +58,7 @@ class Census {
     this.keys = 0
     this.containers = 0
     this.isSuspect = false
+    this.hasNumberInArray = false
   }
 
   /** `depth`: of the container of this member. */
@@ -63,8 +73,12 @@ class Census {
   container(value, depth) {
     this.containers += 1
     if (depth > DEPTH_MAX) this.isSuspect = true
-    else if (Array.isArray(value)) for (let i = 0; i < value.length; i++) this.member(value[i], depth)
-    else {
+    else if (Array.isArray(value)) {
+      for (let i = 0; i < value.length; i++) {
+        if (typeof value[i] === 'number') this.hasNumberInArray = true
+        this.member(value[i], depth)
+      }
+    } else {
       for (const key in value) {
         this.keys += 1
         this.member(value[key], depth)
@@ -75,16 +89,27 @@ class Census {
 
 /**
  * The number of colons after a quote: at least the number of keys, and more only for some texts with `":` in a string.
- * Most colons follow a key, so this is faster than a search for both characters.
+ * And whether a number with a point or an exponent follows one of all colons.
+ *
+ * Most colons follow a key, so this is faster than a search for both characters, or by regular expressions.
  */
-function countKeys(text) {
-  let number = 0
-  for (let at = text.indexOf(':'); at >= 0; at = text.indexOf(':', at + 1)) {
-    let before = text.charCodeAt(at - 1)
-    for (let i = at - 2; before <= SPACE && i >= 0; i--) before = text.charCodeAt(i)
-    if (before === QUOTE) number += 1
+class KeyCount {
+  constructor(text) {
+    this.keys = 0
+    this.mayHaveFloats = false
+    for (let at = text.indexOf(':'); at >= 0; at = text.indexOf(':', at + 1)) {
+      let before = text.charCodeAt(at - 1)
+      for (let i = at - 2; before <= SPACE && i >= 0; i--) before = text.charCodeAt(i)
+      if (before === QUOTE) this.keys += 1
+      let i = at + 1
+      let after = text.charCodeAt(i)
+      while (after <= SPACE) after = text.charCodeAt(++i)
+      if (after > NINE || after < MINUS) continue // the first character of most values
+      do after = text.charCodeAt(++i)
+      while (after >= ZERO && after <= NINE)
+      if (after === POINT || after === SMALL_E || after === LARGE_E) this.mayHaveFloats = true
+    }
   }
-  return number
 }
 
 const LENIENT_DEPTH_MAX = 500 // levels that the parser below can read without an overflow of its stack

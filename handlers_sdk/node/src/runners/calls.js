@@ -1,6 +1,7 @@
 /** One call of a handler, from its hand-over by the session to its outcome. */
 
 import { Context } from '../context.js'
+import { encodeCompleted } from '../protocol/codec.js'
 import { badInput, badOutput, encodeOutput, failed, readInput, stopped } from '../handler.js'
 import * as runLog from './run_log.js'
 
@@ -141,6 +142,12 @@ export class HandlerCall {
     }
     runLog.thrown(this.runner.logger, step, error, reason, this.isSealed)
     return failed(handler, error, this.tookMs)
+  }
+
+  /** The JSON of the result of this run, which has returned this output. */
+  completed(output, nowMs) {
+    const { step, handler } = this
+    return encodeCompleted(step.step_id, step.delivery, output, nowMs - this.startedMs, handler.versionJson)
   }
 
   logged(result) {

@@ -15,7 +15,7 @@ const SHORT_MS = 0.2 // a call that keeps the event loop for no longer is short
 const OUTCOMES_MAX = 256 // outcomes in one batch
 
 export class Runner {
-  /** `post` receives a flat list: run, outcome, milliseconds; run, outcome, milliseconds; … */
+  /** `post` receives a flat list: run, outcome; run, outcome; … An outcome that is text is the JSON of the result. */
   /** @param {any} options */
   constructor({ slots, offers, clock, post, onCurrent = () => {} }) {
     this.slots = new RunSlots(slots, offers)
@@ -79,10 +79,10 @@ export class Runner {
   /** Note the outcome of a call, and give its slot to the next one. */
   end(call, outcome, nowMs) {
     call.end()
-    this.outcomes.push(call.index, outcome, nowMs - call.startedMs)
+    this.outcomes.push(call.index, typeof outcome === 'string' ? call.completed(outcome, nowMs) : outcome)
     const following = this.slots.release(call)
     if (following !== null) this.calls.push(following)
-    if (this.outcomes.length >= 3 * OUTCOMES_MAX) this.flush()
+    if (this.outcomes.length >= 2 * OUTCOMES_MAX) this.flush()
   }
 
   /** After the end of an asynchronous call: others that end in the same turn of the event loop share the batch. */

@@ -48,16 +48,19 @@ export class Offers {
   constructor(offers) {
     this.byNumber = offers
     this.numberOf = new Map()
+    this.last = { handlerClass: null, number: null } // most steps of a message have the same class
   }
 
   /** The number of the offer for this handler_class; null if no offer matches. */
   find(handlerClass) {
+    if (handlerClass === this.last.handlerClass) return this.last.number
     let number = this.numberOf.get(handlerClass)
     if (number === undefined) {
       if (this.numberOf.size >= CLASSES_MAX) this.numberOf.clear()
       number = findOffer(this.byNumber, handlerClass)
       this.numberOf.set(handlerClass, number)
     }
+    this.last = { handlerClass, number }
     return number
   }
 }

@@ -36,7 +36,7 @@ export class HeldBatch {
     this.number = batchNumber(id)
     this.open = 0 // accepted steps that have not ended
     this.unsent = size // steps without a sent result
-    this.ready = [] // finished, and in no message yet: pairs [HeldDelivery, result]
+    this.ready = [] // finished, and in no message yet
   }
 }
 
@@ -57,7 +57,8 @@ export class HeldDelivery {
     this.isInterrupted = false // the same, or lost its broker: a failure of an at_most_once step proves nothing
     this.askAtMs = 0
     this.askWaitMs = 0
-    this.message = null
+    this.result = null // of the ended run
+    this.message = null // with the result
   }
 
   get timeoutAtMs() {
@@ -93,13 +94,12 @@ export class HeldDelivery {
 
 /** A results message that no broker has acknowledged yet. */
 export class ResultsMessage {
-  constructor({ rid, peer, batch, head, results, body, done, nowMs, isReplacement }) {
+  constructor({ rid, peer, batch, head, body, done, nowMs, isReplacement }) {
     this.rid = rid
     this.peer = peer
     this.batch = batch
     this.session = head.session
     this.head = head // the members before `results`
-    this.results = results // in the order of `done`
     this.body = body
     this.bytes = Buffer.byteLength(body)
     this.done = done

@@ -88,9 +88,9 @@ export class HeldDeliveries {
     held.state = null
     if (state === null) return
     this.held.delete(held.key)
-    this.tombstones.add(held.key, held.peer, held.batch, nowMs)
+    this.tombstones.add([held.key], held.peer, held.batch, nowMs)
     if (state === DONE) {
-      held.message = null
+      held.message = held.result = null
       return
     }
     held.step = null
@@ -99,9 +99,26 @@ export class HeldDeliveries {
     if (state !== QUEUED) this.slots.release(held, nowMs)
   }
 
+  /** Forget the deliveries of a results message that its broker has committed: `bury`, for all of them at once. */
+  buryAcknowledged(message, nowMs) {
+    const { peer } = message
+    const keys = []
+    for (const held of message.done) {
+      if (held.state !== DONE || held.peer !== peer) {
+        this.bury(held, nowMs)
+        continue
+      }
+      held.state = held.message = held.result = null
+      this.held.delete(held.key)
+      keys.push(held.key)
+    }
+    this.tombstones.add(keys, peer, message.batch, nowMs)
+  }
+
   /** Keep tombstones of refused deliveries, so that they do not start if they are received again. */
   buryUnread(peer, batch, keys, nowMs) {
-    for (const key of keys) if (!this.held.has(key)) this.tombstones.add(key, peer, batch, nowMs)
+    const unknown = keys.filter((key) => !this.held.has(key))
+    this.tombstones.add(unknown, peer, batch, nowMs)
   }
 
   /** Change the owner of a delivery to the broker that has adopted it. */

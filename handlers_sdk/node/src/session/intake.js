@@ -62,7 +62,7 @@ export class Intake {
         continue
       }
       addTo(refused, code, [step.step_id, step.delivery])
-      if (code !== 'stale') tombstones.add(key, peer, batch, nowMs)
+      if (code !== 'stale') tombstones.add([key], peer, batch, nowMs)
     }
     if (isAccepted || isRepeated) {
       const atMs = isRepeated ? nowMs : nowMs + this.acceptDelayMs

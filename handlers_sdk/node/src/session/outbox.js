@@ -73,7 +73,11 @@ export class ResultsOutbox {
     if (session === null || session === message.session) return
     message.session = session
     message.head = { ...message.head, session, deployment: deployment ?? '' }
-    message.body = codec.encodeResults(this.out.worker, message.head, message.results.map(codec.encodeResult))
+    message.body = codec.encodeResults(
+      this.out.worker,
+      message.head,
+      message.done.map((held) => codec.encodeResult(held.result)),
+    )
     this.bytes -= message.bytes
     message.bytes = Buffer.byteLength(message.body)
     this.bytes += message.bytes

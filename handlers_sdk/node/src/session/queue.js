@@ -5,12 +5,6 @@ export class Queue {
     this.head = 0
   }
 
-  static of(items) {
-    const queue = new Queue()
-    for (const item of items) queue.push(item)
-    return queue
-  }
-
   get size() {
     return this.items.length - this.head
   }
@@ -21,6 +15,13 @@ export class Queue {
 
   push(item) {
     this.items.push(item)
+  }
+
+  /** A queue with the items for which `fits` returns true. */
+  filter(fits) {
+    const queue = new Queue()
+    for (let i = this.head; i < this.items.length; i++) if (fits(this.items[i])) queue.push(this.items[i])
+    return queue
   }
 
   unshift(item) {

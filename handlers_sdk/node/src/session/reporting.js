@@ -31,7 +31,8 @@ export class ResultsReporting {
 
   add(held, result, nowMs) {
     const { batch } = held
-    batch.ready.push([held, result])
+    held.result = result
+    batch.ready.push(held)
     batch.open -= 1
     if (batch.open === 0) this.whole.push(batch)
     this.ready.add(batch)
@@ -67,20 +68,30 @@ export class ResultsReporting {
     }
     if (this.ready.size === 0) this.sendAtMs = NEVER
     for (const batch of ready) {
-      const done = batch.ready.filter(([held]) => held.state === DONE)
+      const { ready: done } = batch
       batch.ready = []
-      const owners = new Set(done.map(([held]) => held.peer))
-      for (const peer of owners) {
-        const own = owners.size === 1 ? done : done.filter(([held]) => held.peer === peer)
-        for (const part of parts(own)) this.send(peer, batch, part, nowMs)
+      const { peer } = done[0]
+      if (done.every((held) => held.state === DONE && held.peer === peer)) {
+        for (const part of parts(done)) this.send(peer, batch, part, nowMs)
+      } else {
+        this.sendByOwner(batch, done, nowMs)
       }
+    }
+  }
+
+  /** Send these results, without those that are no longer held, to the brokers that own their deliveries now. */
+  sendByOwner(batch, ready, nowMs) {
+    const done = ready.filter((held) => held.state === DONE)
+    for (const peer of new Set(done.map((held) => held.peer))) {
+      const own = done.filter((held) => held.peer === peer)
+      for (const part of parts(own)) this.send(peer, batch, part, nowMs)
     }
   }
 
   onAck(message, nowMs) {
     for (const rid of message.rids) {
       const acked = this.outbox.remove(rid)
-      if (acked !== null) for (const held of acked.done) this.holdings.bury(held, nowMs)
+      if (acked !== null) this.holdings.buryAcknowledged(acked, nowMs)
     }
   }
 
@@ -95,8 +106,8 @@ export class ResultsReporting {
     }
     // The broker will never accept these results. If they were only dropped, the steps would run again.
     for (const held of refused.done) {
-      const failure = sdkFailure(held, 'result_refused', `${code}: ${text}`)
-      this.send(refused.peer, refused.batch, [[held, failure]], nowMs, true)
+      held.result = sdkFailure(held, 'result_refused', `${code}: ${text}`)
+      this.send(refused.peer, refused.batch, [held], nowMs, true)
     }
   }
 
@@ -104,27 +115,24 @@ export class ResultsReporting {
    * Move results to the broker that now owns their deliveries. Results for the previous owner get a separate message.
    */
   changeOwner(message, adopted, peer, nowMs) {
-    const pairs = message.done.map((held, i) => [held, message.results[i]])
-    const rest = pairs.filter(([held]) => !adopted.includes(held))
+    const rest = message.done.filter((held) => !adopted.includes(held))
     if (rest.length === 0) {
       message.peer = peer
       return
     }
     this.outbox.remove(message.rid)
-    const moved = adopted.map((held) => pairs.find(([other]) => other === held))
     this.send(message.peer, message.batch, rest, nowMs, message.isReplacement)
-    this.send(peer, message.batch, moved, nowMs, message.isReplacement)
+    this.send(peer, message.batch, adopted, nowMs, message.isReplacement)
   }
 
-  /** Send one results message, or two halves if the broker does not accept its size. */
+  /** Send the results of these deliveries in one message, or in two halves if the broker does not accept its size. */
   send(peer, batch, done, nowMs, isReplacement = false) {
     const session = peer.session ?? batch.session
     const rid = this.rid + 1
     const { free, slotsFree } = this.credit.offer(peer, nowMs)
     const deployment = peer.deployment ?? ''
     const head = { session, deployment, batch_id: batch.id, rid, n: this.out.nextN(), free, slots_free: slotsFree }
-    const results = done.map(([, result]) => result)
-    const body = codec.encodeResults(this.out.worker, head, results.map(codec.encodeResult))
+    const body = codec.encodeResults(this.out.worker, head, done.map(resultText))
     // A character has at most three bytes in UTF-8 for each unit of its length here.
     const bytes = body.length * 3 > peer.bytesMax ? Buffer.byteLength(body) : 0
     if (bytes > peer.bytesMax) {
@@ -135,26 +143,30 @@ export class ResultsReporting {
         return
       }
       if (!isReplacement) {
-        const [held, result] = done[0]
-        if (typeof result.metadata?.stderr === 'string') {
-          this.send(peer, batch, [[held, withoutStderr(result)]], nowMs)
+        const [held] = done
+        if (typeof held.result.metadata?.stderr === 'string') {
+          held.result = withoutStderr(held.result)
+          this.send(peer, batch, done, nowMs)
           return
         }
-        const failure = tooLarge(held, bytes, peer.bytesMax)
-        this.out.add({ kind: 'result_too_large', step: held.run.step, result: failure })
-        this.send(peer, batch, [[held, failure]], nowMs, true)
+        held.result = tooLarge(held, bytes, peer.bytesMax)
+        this.out.add({ kind: 'result_too_large', step: held.run.step, result: held.result })
+        this.send(peer, batch, done, nowMs, true)
         return
       }
     }
     this.rid = rid
-    const deliveries = done.map(([held]) => held)
-    for (const held of deliveries) if (held.message === null) batch.unsent -= 1 // a replacement counts once
-    const kept = new ResultsMessage({ rid, peer, batch, head, results, body, done: deliveries, nowMs, isReplacement })
-    for (const held of deliveries) held.message = kept
+    const kept = new ResultsMessage({ rid, peer, batch, head, body, done, nowMs, isReplacement })
+    for (const held of done) {
+      if (held.message === null) batch.unsent -= 1 // a replacement counts once
+      held.message = kept
+    }
     this.outbox.send(kept)
     if (batch.unsent === 0) this.intake.cancelAccept(peer, session, batch.id)
   }
 }
+
+const resultText = (held) => codec.encodeResult(held.result)
 
 /**
  * The result without a verdict on an at_most_once step: a failure after a request to stop does not prove that the step

@@ -49,7 +49,7 @@ export class Slots {
     while (this.hasNext()) {
       const isUnblocked = this.unblocked.size > 0
       const held = (isUnblocked ? this.unblocked : this.queued).shift()
-      const limited = this.limited.get(held.offer)
+      const limited = this.limitedOf(held)
       if (held.state !== QUEUED) {
         if (limited !== undefined) this.unblock(limited, nowMs) // cancelled while queued, perhaps after it was unblocked
         continue
@@ -75,7 +75,7 @@ export class Slots {
   /** The delivery has ended, or will never start. */
   release(held, nowMs) {
     this.taken -= 1
-    const limited = this.limited.get(held.offer)
+    const limited = this.limitedOf(held)
     if (limited !== undefined) {
       limited.release(nowMs)
       this.unblock(limited, nowMs)
@@ -96,6 +96,10 @@ export class Slots {
         unblocked += 1
       }
     }
+  }
+
+  limitedOf(held) {
+    return this.limited.size > 0 ? this.limited.get(held.offer) : undefined
   }
 
   room(limited, held, nowMs) {

@@ -15,23 +15,20 @@ const TOMBSTONES_MAX = 20_000
 export class Tombstones {
   constructor() {
     this.received = new Map()
-    this.order = new Queue() // the keys of `received`, the oldest first: a Map finds its oldest entry slowly
+    this.byAge = new Queue() // {atMs, peer, batch, keys}: deliveries of one batch that ended together, the oldest first
     this.disowned = new Map()
-    this.last = { atMs: 0, peer: null, batch: null }
   }
 
   has(key) {
-    return this.received.has(key) || this.disowned.has(key)
+    return this.received.has(key) || (this.disowned.size > 0 && this.disowned.has(key))
   }
 
-  add(key, peer, batch, nowMs) {
-    if (!this.received.has(key)) this.order.push(key)
-    // Many end together: they share one entry.
-    const { last } = this
-    const isSame = last.atMs === nowMs && last.peer === peer && last.batch === batch
-    this.last = isSame ? last : { atMs: nowMs, peer, batch }
-    this.received.set(key, this.last)
-    if (this.received.size > TOMBSTONES_MAX) this.forgetOldest()
+  add(keys, peer, batch, nowMs) {
+    if (keys.length === 0) return
+    const buried = { atMs: nowMs, peer, batch, keys }
+    for (const key of keys) this.received.set(key, buried)
+    this.byAge.push(buried)
+    while (this.received.size > TOMBSTONES_MAX) this.forgetOldest()
   }
 
   /** Make sure that this delivery, which may still be under way, never starts here. */
@@ -42,7 +39,7 @@ export class Tombstones {
   /** Forget tombstones that are older than TOMBSTONE_MS. */
   sweep(nowMs) {
     const before = nowMs - limits.TOMBSTONE_MS
-    while (this.order.size > 0 && this.received.get(this.order.first).atMs < before) this.forgetOldest()
+    while (this.byAge.size > 0 && this.byAge.first.atMs < before) this.forgetOldest()
     for (const [key, { atMs }] of this.disowned) {
       if (atMs >= before) break
       this.disowned.delete(key)
@@ -54,13 +51,15 @@ export class Tombstones {
     for (const entries of [this.received, this.disowned]) {
       for (const [key, entry] of entries) if (entry.peer === peer) entries.delete(key)
     }
-    this.order = Queue.of(this.received.keys())
+    this.byAge = this.byAge.filter((buried) => buried.peer !== peer)
   }
 
   forgetOldest() {
-    const key = this.order.shift()
-    const { peer, batch } = this.received.get(key)
-    this.received.delete(key)
+    const buried = this.byAge.shift()
+    for (const key of buried.keys) {
+      if (this.received.get(key) === buried) this.received.delete(key) // otherwise it was buried again since
+    }
+    const { peer, batch } = buried
     if (batch.session === peer.session && batch.number > peer.floor) peer.floor = batch.number
   }
 }

@@ -45,7 +45,6 @@ export class HandlerSide {
       name: 'stepwire-sockets',
       workerData: {
         config,
-        versions: handlers.map((handler) => handler.version),
         curve,
         clock: clock.shared,
         beat,
@@ -109,7 +108,7 @@ export class HandlerSide {
   }
 
   postOutcomes(outcomes) {
-    for (let i = 0; i < outcomes.length; i += 3) {
+    for (let i = 0; i < outcomes.length; i += 2) {
       this.calls.delete(outcomes[i])
       if (this.reports.size > 0) this.reports.delete(outcomes[i])
     }

@@ -27,9 +27,8 @@ const WAIT_MAX_MS = 60_000
 
 /** Runs a worker from its first hello until it has quit. */
 class SocketThread {
-  constructor({ config, versions, curve, clock, leases, hasLogger }, loopWatch) {
+  constructor({ config, curve, clock, leases, hasLogger }, loopWatch) {
     this.config = new Config(config)
-    this.versions = versions // of the handlers, by offer
     this.clock = new Clock(clock)
     this.toMain = new Outgoing((message, transfer) => parentPort.postMessage(message, transfer))
     const memory = new RunMemory({ leases, onChunk: (chunk) => this.toMain.addChunk(chunk) })
@@ -44,7 +43,7 @@ class SocketThread {
     this.search = new BrokerSearch(this.events)
     this.loopWatch = loopWatch
     loopWatch.ping = () => this.toMain.ping()
-    this.runs = new Map() // handed over, until their outcome: by their place in shared memory
+    this.runs = new RunsOut()
     this.expelAtMs = this.leaveAtMs = NEVER
     this.isDraining = this.hasQuit = this.hasFailed = false
     this.receivedBytes = 0
@@ -96,26 +95,15 @@ class SocketThread {
     this.turn()
   }
 
-  /** `outcomes`: run, outcome, milliseconds; run, outcome, milliseconds; … */
+  /** `outcomes`: run, outcome; run, outcome; … */
   onOutcomes(outcomes, nowMs) {
-    for (let i = 0; i < outcomes.length; i += 3) {
-      const run = this.runs.get(outcomes[i])
+    for (let i = 0; i < outcomes.length; i += 2) {
+      const run = this.runs.take(outcomes[i])
       const outcome = outcomes[i + 1]
-      this.runs.delete(outcomes[i])
       if (outcome === null) this.session.giveBack(run.item, nowMs)
-      else this.session.finished(run.item, this.resultOf(run, outcome, outcomes[i + 2]), nowMs)
+      else this.session.finished(run.item, resultOf(run, outcome), nowMs)
       run.release()
     }
-  }
-
-  resultOf(run, outcome, tookMs) {
-    const [stepId, delivery] = run.item
-    if (typeof outcome !== 'string') return { step_id: stepId, delivery, ...outcome }
-    const metadata = {
-      execution_time_ms: Math.round(tookMs * 1000) / 1000,
-      handler_version: this.versions[run.offer],
-    }
-    return { step_id: stepId, delivery, status: 'completed', output: outcome, error: null, metadata }
   }
 
   onProgress(reports, nowMs) {
@@ -205,7 +193,7 @@ class SocketThread {
   perform(action) {
     switch (action.kind) {
       case 'run':
-        this.runs.set(action.run.index, action.run)
+        this.runs.add(action.run)
         this.toMain.addRun(action.run)
         return
       case 'send':
@@ -276,6 +264,36 @@ class SocketThread {
     this.sockets?.closeAtOnce()
     this.loopWatch.closed()
     parentPort.close()
+  }
+}
+
+/** An outcome as the session takes it. The JSON of a completed result is sent as it is. */
+function resultOf({ item: [stepId, delivery] }, outcome) {
+  if (typeof outcome !== 'string') return { step_id: stepId, delivery, ...outcome }
+  return { status: 'completed', error: null, metadata: null, text: outcome }
+}
+
+/** The runs that the main thread has, until their outcome, by their places in shared memory. */
+class RunsOut {
+  constructor() {
+    this.size = 0
+    this.byIndex = []
+  }
+
+  add(run) {
+    this.byIndex[run.index] = run
+    this.size += 1
+  }
+
+  get(index) {
+    return this.byIndex[index] ?? undefined
+  }
+
+  take(index) {
+    const run = this.byIndex[index]
+    this.byIndex[index] = null
+    this.size -= 1
+    return run
   }
 }
 

@@ -21,6 +21,11 @@ module Stepwire
     def key_of(item)
       key(item[0], item[1])
     end
+
+    # The item that has this key.
+    def of(key)
+      key.is_a?(Integer) ? [key >> DELIVERY_BITS, key & (DELIVERIES - 1)] : key
+    end
   end
 
   # One broker's pair of endpoints.
@@ -43,14 +48,14 @@ module Stepwire
   # The session and a runner share this object. The runner begins the run; until then, the session may take it back.
   # Each writes its own decision before it reads the other's, so a run that was taken back never begins.
   class Run
-    attr_reader :item, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
+    attr_reader :key, :step, :offer, :timeout_ms, :deadline_ms, :started_ms, :timeout_at_ms
     attr_accessor :lease,
-                  :call # the runner's call of the handler, until its outcome
+                  :call # the runner's call of the handler, from just before its begin until its outcome
 
-    # `offer`: the number of the offer that handles the step. `deadline_ms`: the time at which the run must end,
-    # whenever it begins.
-    def initialize(item, step, offer, lease, timeout_ms = NEVER, deadline_ms = NEVER)
-      @item = item
+    # `key`: of the item. `offer`: the number of the offer that handles the step. `deadline_ms`: the time at which the
+    # run must end, whenever it begins.
+    def initialize(key, step, offer, lease, timeout_ms = NEVER, deadline_ms = NEVER)
+      @key = key
       @step = step
       @offer = offer
       @lease = lease
@@ -60,6 +65,10 @@ module Stepwire
       @is_taken_back = false
       @started_ms = nil
       @timeout_at_ms = NEVER # the earlier of timeout and deadline, once the run has begun
+    end
+
+    def item
+      Item.of(@key)
     end
 
     # Called by the runner when it has a slot: may the handler be called? Not after the end of the lease.

@@ -20,7 +20,8 @@ module Stepwire
       finish = frame.index(" ")
       raise InvalidMessage, frame.empty? ? "empty" : "no_topic" if finish.nil?
 
-      [frame[0..finish], frame[finish + 1..]]
+      start = finish + 1
+      [frame[0, start], frame[start, frame.bytesize]]
     end
 
     # -- messages of brokers ------------------------------------------------------------------------------------------
@@ -41,11 +42,17 @@ module Stepwire
       bad("`broker` has the wrong form") unless broker.is_a?(String) && Topics::BROKER.match?(broker)
 
       decoded = decode.call(message, broker, count(message, "epoch"))
-      to_open(decoded) if type == "steps" && (body.include?("$se") || body.include?("\\u00"))
+      to_open(decoded) if type == "steps" && may_need_opening?(body)
       decoded
     end
 
-    # Mark the steps of a message that may hold references to secrets or sealed payloads: keys may have escapes.
+    # True if a step of this message may hold references to secrets or sealed payloads: keys may have escapes. The
+    # search for one byte is much faster than for several, and nearly every message ends with it.
+    def may_need_opening?(body)
+      (body.include?("$") && body.include?("$se")) || (body.include?("\\") && body.include?("\\u00"))
+    end
+
+    # Mark the steps of such a message.
     def to_open(message)
       message.steps.map! { |step| StepToOpen.new(*step) }
     end
@@ -104,7 +111,7 @@ module Stepwire
 
       request = StepRequest.new(
         step["step_id"], step["task_id"], step["step_name"], step["handler_class"],
-        any(step, "handler_config"), any(step, "task_context"), any(step, "previous_results"),
+        step.fetch("handler_config", NO_CONFIG), any(step, "task_context"), any(step, "previous_results"),
         step.fetch("input", ABSENT), step["delivery"], delivery_mode(step),
         metadata["attempt"], metadata["retry_limit"], metadata["timeout_ms"], metadata["idempotency_key"],
         nil, nil, nil, false
@@ -115,6 +122,7 @@ module Stepwire
     end
 
     METADATA_REQUIRED = 4 # members
+    NO_CONFIG = {}.freeze # of all steps without a `handler_config`: handlers do not receive this object
 
     # Check the members that every step has, all of a type in one call. The check of one member only names the fault.
     def check_members(request, step, metadata)
@@ -293,15 +301,23 @@ module Stepwire
       StrictJson.generate({ type: type, v: V, worker: worker }.merge!(members))
     end
 
-    # Complete the JSON of a results message, whose `head` has all members but `results`.
-    def encode_results(head, results)
-      "#{head},\"results\":[#{results.map(&:json).join(',')}]}"
+    # An `accept`, which is sent for nearly every batch of a busy worker.
+    def encode_accept(worker, session, batch_id, free, slots_free)
+      "{\"type\":\"accept\",\"v\":\"#{V}\",\"worker\":\"#{worker}\",\"session\":\"#{session}\"," \
+        "\"batch_id\":#{StrictJson.generate(batch_id)},\"free\":#{free},\"slots_free\":#{slots_free}}"
     end
 
-    def results_head(worker, session, deployment, batch_id, rid, n, free, slots_free)
+    # The beginning of a results message, which is the same for all of a session.
+    def results_start(worker, session, deployment)
       "{\"type\":\"results\",\"v\":\"#{V}\",\"worker\":\"#{worker}\",\"session\":\"#{session}\"," \
-        "\"deployment\":#{StrictJson.generate(deployment)},\"batch_id\":#{StrictJson.generate(batch_id)}," \
-        "\"protocol_version\":\"#{V}\",\"rid\":#{rid},\"n\":#{n},\"free\":#{free},\"slots_free\":#{slots_free}"
+        "\"deployment\":#{StrictJson.generate(deployment)},\"batch_id\":"
+    end
+
+    # The JSON of a results message. `start`: its beginning (`results_start`).
+    def encode_results(start, batch_id, rid, n, free, slots_free, results)
+      results = results.size == 1 ? results[0].json : results.map(&:json).join(",")
+      "#{start}#{StrictJson.generate(batch_id)},\"protocol_version\":\"#{V}\",\"rid\":#{rid},\"n\":#{n}," \
+        "\"free\":#{free},\"slots_free\":#{slots_free},\"results\":[#{results}]}"
     end
   end
 end

@@ -69,7 +69,8 @@ module Stepwire
 
     # The step's `handler_config`.
     def config
-      @step.handler_config
+      config = @step.handler_config
+      config.equal?(Codec::NO_CONFIG) ? {} : config
     end
 
     # The outputs of the steps that this step depends on, by step name.

@@ -90,7 +90,7 @@ module Stepwire
 
       following = @slots.release(run)
       result = Result.new(op["step_id"], op["delivery"], status, *outcome.values_at(:output, :error, :metadata))
-      @session.finished(item(op), result, op["now_ms"])
+      @session.finished(Item.key_of(item(op)), result, op["now_ms"])
       begin_run(following, op["now_ms"]) if following
       nil
     end
@@ -123,7 +123,7 @@ module Stepwire
         end
         ended = run
         run = @slots.release(ended)
-        @session.give_back(ended.item, now_ms)
+        @session.give_back(ended.key, now_ms)
       end
     end
 

@@ -56,11 +56,16 @@ module Stepwire
   class Result
     THOUSANDTHS = Array.new(1000) { |number| format("%03d", number).freeze }.freeze
 
-    # The JSON of the result.
+    # The JSON of the result. The digits of a duration are written here, in microseconds: `Float#to_s` looks for the
+    # shortest ones.
     def json
-      error = self.error
-      "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\",\"output\":#{output || 'null'}," \
-        "\"error\":#{error ? JSON.generate(error) : 'null'},\"metadata\":#{metadata_json}}"
+      metadata = self.metadata
+      start = "{\"step_id\":#{step_id},\"delivery\":#{delivery},\"status\":\"#{status}\"," \
+              "\"output\":#{output || 'null'},\"error\":#{error ? JSON.generate(error) : 'null'},\"metadata\":"
+      return "#{start}#{JSON.generate(metadata)}}" unless metadata.is_a?(Float)
+
+      took_us = (metadata * 1000).round
+      "#{start}{\"execution_time_ms\":#{took_us / 1000}.#{THOUSANDTHS[took_us % 1000]}}}"
     end
 
     def stderr?
@@ -77,17 +82,6 @@ module Stepwire
       detail[:retry_after_ms] = retry_after_ms unless retry_after_ms.nil?
       detail[:backtrace] = backtrace unless backtrace.nil?
       detail
-    end
-
-    private
-
-    # The digits of the duration are written here, in microseconds: `Float#to_s` looks for the shortest ones.
-    def metadata_json
-      metadata = self.metadata
-      return JSON.generate(metadata) unless metadata.is_a?(Float)
-
-      took_us = (metadata * 1000).round
-      "{\"execution_time_ms\":#{took_us / 1000}.#{THOUSANDTHS[took_us % 1000]}}"
     end
   end
 end

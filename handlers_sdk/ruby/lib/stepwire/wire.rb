@@ -84,7 +84,7 @@ module Stepwire
         size = LibZmq.msg_recv(@message, @sub, DONTWAIT)
         return if size.negative?
 
-        return LibZmq.msg_data(@message).read_bytes(size) if LibZmq.msg_more(@message).zero?
+        return LibZmq.msg_data(@message).get_bytes(0, size) if LibZmq.msg_more(@message).zero?
 
         skip_the_rest
       end

@@ -9,7 +9,7 @@ class PlayedBroker
   CURVE_SERVER = 47
   CURVE_SECRETKEY = 49
 
-  attr_reader :steps_endpoint, :results_endpoint, :messages
+  attr_reader :steps_endpoint, :results_endpoint, :messages, :session
   attr_accessor :acks_results, :acks_heartbeats, :brokers, :epoch
 
   def initialize(steps, results, id: "b1", epoch: 7, lease_ms: 2_000, heartbeat_ms: 100, server_secret: nil)

@@ -53,7 +53,7 @@ impl HandlerCall {
     #[allow(clippy::result_large_err)] // nearly every outcome is the large one
     fn after_opening(&self, found: Result<Opened, Refusal>, started_ms: f64) -> Result<(Opened, Context), Outcome> {
         match found {
-            Ok(_) if self.run.is_lease_over(now_ms()) => Err(Outcome::GiveBack),
+            Ok(_) if self.is_too_late() => Err(Outcome::GiveBack),
             Ok(_) if self.context.cancel_reason().is_some() => Err(stop(self, started_ms)),
             Ok(opened) => {
                 let context = self.context.with_step(opened.step.clone(), opened.is_sealed());
@@ -61,6 +61,12 @@ impl HandlerCall {
             }
             Err(refusal) => Err(Outcome::Result(self.refused(&refusal))),
         }
+    }
+
+    /// True if the lease ended while the step was opened, also if a new session has begun since: the broker may have given
+    /// the step to another worker.
+    fn is_too_late(&self) -> bool {
+        self.run.is_lease_over(now_ms()) || self.context.is_lease_lost()
     }
 
     fn refused(&self, refusal: &Refusal) -> StepResult {
@@ -275,4 +281,56 @@ fn text_in(panic: &(dyn Any + Send)) -> String {
         return (*text).to_owned();
     }
     panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "a value that is no text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::actions::{Lease, NEVER};
+    use crate::edge::tests::step;
+    use crate::protocol::messages::StepRequest;
+    use crate::StepError;
+
+    /// A call whose lease ends and begins again, in a new session, while its secret is read.
+    fn call_that_loses_its_lease(handler: Handler) -> HandlerCall {
+        let step = Arc::new(StepRequest { may_need_opening: true, ..step(r#"{"card": {"$secret": "card"}}"#) });
+        let lease = Arc::new(Lease::default());
+        lease.set(NEVER);
+        let run = Arc::new(Run::new(step.item(), step.clone(), 0, lease.clone(), NEVER, NEVER));
+        let context = Context::new(step, Arc::new(|_, _, _, _| ()));
+        let of_the_session = context.clone();
+        let resolver = move |_: &str| {
+            lease.set(0.0);
+            of_the_session.stop(StopReason::LeaseLost);
+            lease.set(NEVER);
+            Ok(Some("4929-late".to_owned()))
+        };
+        let edge = Arc::new(Edge::new(None, Some(Box::new(resolver)), None).unwrap());
+        let call = HandlerCall { run, handler: Arc::new(handler), context, edge };
+        assert!(call.begin(now_ms()));
+        call
+    }
+
+    #[test]
+    fn a_lease_that_ends_while_a_secret_is_read_gives_the_step_back_although_a_new_session_has_begun() {
+        static CALLED: AtomicUsize = AtomicUsize::new(0);
+        let blocking = Handler::blocking("pay", |_: Context, _: Value| {
+            CALLED.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, StepError>(())
+        });
+        let outcome = call_blocking(&call_that_loses_its_lease(blocking), now_ms());
+        assert!(matches!(outcome, Outcome::GiveBack), "{outcome:?}");
+        let waiting = Handler::new("pay", |_: Context, _: Value| async {
+            CALLED.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, StepError>(())
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let outcome = runtime.block_on(call_async(&call_that_loses_its_lease(waiting), now_ms()));
+        assert!(matches!(outcome, Outcome::GiveBack), "{outcome:?}");
+        assert_eq!(CALLED.load(Ordering::SeqCst), 0);
+    }
 }

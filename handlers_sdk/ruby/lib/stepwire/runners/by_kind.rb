@@ -10,34 +10,38 @@ module Stepwire
   # One runner for each kind of handler that the worker has: threads, and threads with a handler process each. The
   # runners share the worker's slots.
   #
-  # The socket thread submits calls. When a call ends, its runner starts the next one, without the socket thread.
+  # The socket thread submits runs. When a run ends, its runner starts the next one, without the socket thread.
+  # `call_of` makes the call of a run.
   class Runners
     STOP_S = 0.5 # a run that does not stop in this time is abandoned with its thread
 
-    def initialize(handlers, slots, links, report)
+    def initialize(handlers, slots, links, call_of, report)
+      @handlers = handlers
       @slots = RunSlots.new(slots, handlers.map(&:offer))
       @submitted = []
       @children = ChildProcesses.new(handlers, links)
       @runners = {}
       unless handlers.all?(&:process)
-        @runners[false] = ThreadRunner.new(slots, "stepwire-handler", report, next_call(false), :perform.to_proc)
+        @runners[false] = ThreadRunner.new(slots, "stepwire-handler", call_of, report, next_run(false),
+                                           :perform.to_proc)
       end
       return unless handlers.any?(&:process)
 
-      @runners[true] = ThreadRunner.new(slots, "stepwire-process", report, next_call(true), @children.method(:perform))
+      @runners[true] = ThreadRunner.new(slots, "stepwire-process", call_of, report, next_run(true),
+                                        @children.method(:perform))
     end
 
-    def submit(call)
-      @submitted << call # until `flush`
+    def submit(run)
+      @submitted << run # until `flush`
     end
 
-    # Start the calls that were submitted since the last flush, as far as slots are free.
+    # Start the runs that were submitted since the last flush, as far as slots are free.
     def flush
       return if @submitted.empty?
 
-      calls = @submitted
+      runs = @submitted
       @submitted = []
-      start(@slots.add(calls))
+      start(@slots.add(runs))
     end
 
     def stop
@@ -47,19 +51,19 @@ module Stepwire
 
     private
 
-    # Pass calls that have a slot to the runner of their kind.
-    def start(calls)
-      return @runners.each_value { |runner| runner.submit(calls) } if @runners.size == 1
+    # Pass runs that have a slot to the runner of their kind.
+    def start(runs)
+      return @runners.each_value { |runner| runner.submit(runs) } if @runners.size == 1
 
-      calls.group_by { |call| call.handler.process }.each { |process, own| @runners.fetch(process).submit(own) }
+      runs.group_by { |run| @handlers[run.offer].process }.each { |process, own| @runners.fetch(process).submit(own) }
     end
 
-    # Releases the slot of a call that has ended. Returns the call that has the slot now, if it is of this kind; a call
+    # Releases the slot of a run that has ended. Returns the run that has the slot now, if it is of this kind; a run
     # of another kind is passed to its runner.
-    def next_call(process)
+    def next_run(process)
       lambda do |ended|
         following = @slots.release(ended)
-        next following if following.nil? || following.handler.process == process
+        next following if following.nil? || @handlers[following.offer].process == process
 
         start([following])
         nil

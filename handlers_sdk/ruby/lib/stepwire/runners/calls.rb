@@ -42,10 +42,10 @@ module Stepwire
       @run.begin(at_ms) && @context.cancel_reason.nil?
     end
 
-    # Call the handler in this thread. Returns the result.
+    # Call the handler in this thread, after `begin`. Returns the result.
     def perform
       step = self.step
-      started_ms = Identity.now_ms
+      started_ms = @run.started_ms
       begin
         input = @handler.read_input(step)
       rescue BadInput => e

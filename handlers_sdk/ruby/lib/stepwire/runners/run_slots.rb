@@ -1,9 +1,9 @@
 # frozen_string_literal: true
 
 module Stepwire
-  # The slots of a worker's runners, and the calls that wait for one. A call has the number of its handler's `offer`.
+  # The slots of a worker's runners, and the runs that wait for one. A run has the number of its handler's `offer`.
   #
-  # All runners share the slots. The calls start in the order in which they were handed over, and wait for a slot and
+  # All runners share the slots. The runs start in the order in which they were handed over, and wait for a slot and
   # for a place in the concurrency of their handler. Any thread may call these methods.
   class RunSlots
     def initialize(slots, offers)
@@ -15,23 +15,28 @@ module Stepwire
       @lock = Mutex.new
     end
 
-    # Add calls. Returns those that have a slot now, and must be started.
-    def add(calls)
+    # Add runs. Returns those that have a slot now, and must be started.
+    def add(runs)
       @lock.synchronize do
-        @waiting.concat(calls)
+        @waiting.concat(runs)
         started = []
-        while @free.positive? && (call = following)
+        while @free.positive? && (run = following)
           @free -= 1
-          started << call
+          started << run
         end
         started
       end
     end
 
-    # Release the slot of a call. Returns the call that has the slot now, and must be started.
-    def release(call)
+    # Release the slot of a run. Returns the run that has the slot now, and must be started. Without limits of
+    # handlers, that is the next one, and `shift` of an Array is atomic.
+    def release(run)
+      if @places.empty?
+        next_run = @waiting.shift
+        return next_run if next_run
+      end
       @lock.synchronize do
-        offer = call.offer
+        offer = run.offer
         if (blocked = @blocked[offer])
           @places[offer] += 1
           unless blocked.empty?
@@ -39,25 +44,25 @@ module Stepwire
             return blocked.shift
           end
         end
-        next_call = following
-        @free += 1 if next_call.nil?
-        next_call
+        next_run = following
+        @free += 1 if next_run.nil?
+        next_run
       end
     end
 
     private
 
-    # The next call in the queue whose handler has a place. Calls before it wait for their own handlers.
+    # The next run in the queue whose handler has a place. Runs before it wait for their own handlers.
     def following
-      while (call = @waiting.shift)
-        places = @places[call.offer]
-        return call if places.nil?
+      while (run = @waiting.shift)
+        places = @places[run.offer]
+        return run if places.nil?
 
         if places.positive?
-          @places[call.offer] -= 1
-          return call
+          @places[run.offer] -= 1
+          return run
         end
-        @blocked[call.offer] << call
+        @blocked[run.offer] << run
       end
       nil
     end

@@ -3,33 +3,34 @@
 module Stepwire
   # At most `threads_max` threads, which are started on demand. A handler that hangs only occupies its slot.
   #
-  # Only one thread computes at a time in Ruby, so a thread that takes a call wakes at most one other, and does so
-  # before it runs the handler. If the handler waits for anything, the other thread takes the next call. If it only
+  # Only one thread computes at a time in Ruby, so a thread that takes a run wakes at most one other, and does so
+  # before it runs the handler. If the handler waits for anything, the other thread takes the next run. If it only
   # computes for some microseconds, the same thread takes the next one, and no switch between threads is lost on it.
   class ThreadRunner
     PASS_EVERY_MS = 1.0 # threads that run short handlers let the socket thread run this often
 
-    # `report` gets the run and the outcome of each call. `next_call` releases a call's slot, and returns the call that
-    # this runner must start in its place. `perform` runs one call in the current thread.
-    def initialize(threads_max, name, report, next_call, perform)
+    # `call_of` makes the call of a run, and `perform` performs it in the current thread. `report` gets the run and the
+    # outcome. `next_run` releases the slot of a run, and returns the run that this runner must start in its place.
+    def initialize(threads_max, name, call_of, report, next_run, perform)
       @threads_max = threads_max
       @name = name
+      @call_of = call_of
       @report = report
-      @next_call = next_call
+      @next_run = next_run
       @perform = perform
-      @calls = []
+      @runs = []
       @threads = []
       @idle = 0
-      @is_waking = false # a thread was woken or started, and has not looked for a call yet
+      @is_waking = false # a thread was woken or started, and has not looked for a run yet
       @is_stopped = false
       @lock = Mutex.new
       @changed = ConditionVariable.new
     end
 
-    # Start these calls, which have slots.
-    def submit(calls)
+    # Start these runs, which have slots.
+    def submit(runs)
       @lock.synchronize do
-        @calls.concat(calls)
+        @runs.concat(runs)
         wake_another
       end
     end
@@ -46,9 +47,9 @@ module Stepwire
 
     private
 
-    # Let another thread look for a call, if there is one to take. Called with the lock.
+    # Let another thread look for a run, if there is one to take. Called with the lock.
     def wake_another
-      return if @is_waking || @calls.empty?
+      return if @is_waking || @runs.empty?
 
       if @idle.positive?
         @changed.signal
@@ -72,23 +73,32 @@ module Stepwire
       passed_ms = Identity.now_ms
       following = nil
       is_new = true
-      while (call = take(following, is_new))
+      while (run = take(following, is_new))
         is_new = false
         now = Identity.now_ms
         if now - passed_ms >= PASS_EVERY_MS
           Thread.pass
           passed_ms = now = Identity.now_ms
         end
-        following = run(call, now)
+        following = perform(run, now)
       end
     end
 
-    # Queue the call that got the slot of the last one, and take the oldest call. Waits for one; nil at the end.
+    # Queue the run that got the slot of the last one, and take the oldest run. Waits for one; nil at the end.
+    #
+    # `push` and `shift` of an Array are atomic. If another thread was woken, and will look for a run and wake the next
+    # thread, or if no run is left, this thread needs no lock.
     def take(following, is_new)
+      @runs.push(following) if following
+      unless is_new
+        run = @runs.shift
+        return run if run && (@is_waking || @runs.empty?)
+
+        @runs.unshift(run) if run
+      end
       @lock.synchronize do
         @is_waking = false if is_new
-        @calls << following if following
-        while @calls.empty?
+        while @runs.empty?
           return if @is_stopped
 
           @idle += 1
@@ -96,33 +106,35 @@ module Stepwire
           @idle -= 1
           @is_waking = false
         end
-        call = @calls.shift
+        run = @runs.shift
         wake_another
-        call
+        run
       end
     end
 
-    # Run one call, and report it. Returns the call that has its slot now.
-    def run(call, now)
+    # Perform a run, and report it. Returns the run that has its slot now.
+    def perform(run, now)
       begin
+        call = @call_of.call(run)
         outcome = call.begin(now) ? @perform.call(call) : GIVE_BACK
         is_alive = true
       ensure
         replace_thread(call) unless is_alive
       end
-      following = @next_call.call(call)
-      @report.call(call.run, outcome)
+      following = @next_run.call(run)
+      @report.call(run, outcome)
       following
     end
 
     # A handler has ended its thread (`Thread.exit`): report the run, and let another thread take the place.
     def replace_thread(call)
+      run = call.run
       text = "handler '#{call.handler.name}' ended its thread: return a value or raise an error"
-      result = Outcomes.sdk_failure(call.run.step, "thread_ended", text, retryable: true)
-      RunLog.not_reported(call.run.step, result)
+      result = Outcomes.sdk_failure(run.step, "thread_ended", text, retryable: true)
+      RunLog.not_reported(run.step, result)
       result = call.closed(result)
-      following = @next_call.call(call)
-      @report.call(call.run, result)
+      following = @next_run.call(run)
+      @report.call(run, result)
       @lock.synchronize { @threads.delete(Thread.current) }
       submit([following].compact)
     end

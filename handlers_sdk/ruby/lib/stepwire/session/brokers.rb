@@ -38,6 +38,16 @@ module Stepwire
       @promises = Promises.new
       @is_held_back = false
       @is_quiet = false
+      @start = nil
+    end
+
+    # The beginning of the results messages to this broker, written once for a session.
+    def results_start(worker, session)
+      return @start if @start && session == @start_session && @deployment == @start_deployment
+
+      @start_session = session
+      @start_deployment = @deployment
+      @start = Codec.results_start(worker, session, @deployment || "")
     end
   end
 

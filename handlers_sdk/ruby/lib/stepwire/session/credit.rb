@@ -80,7 +80,7 @@ module Stepwire
       frees = {}
       slots_frees = {}
       @brokers.each do |peer|
-        free, slots_free = place(peer, now_ms)
+        free, slots_free = split(peer, now_ms)
         peer.promises.announce(n, free)
         frees[peer.id] = free
         slots_frees[peer.id] = slots_free
@@ -90,9 +90,9 @@ module Stepwire
 
     # The members `free` and `slots_free` of another message to this broker, which promises this credit.
     def offer(peer, now_ms)
-      free, slots_free = place(peer, now_ms)
-      peer.promises.name(free)
-      [free, slots_free]
+      places = split(peer, now_ms)
+      peer.promises.name(places[0])
+      places
     end
 
     # True if another broker was held back by promises, and may get places that this one no longer has.
@@ -164,26 +164,23 @@ module Stepwire
 
     private
 
-    def place(peer, now_ms)
-      free, slots_free, peer.is_held_back = split(peer, now_ms)
-      [free, slots_free]
-    end
-
-    # The number of further steps, how many of them would start at once, and whether promises to others hold the broker
-    # back.
+    # The number of further steps, and how many of them would start at once. Notes whether promises to others hold the
+    # broker back.
     def split(peer, now_ms)
-      return [0, 0, false] if closed?(peer)
+      peer.is_held_back = false
+      return [0, 0] if closed?(peer)
 
       capacity = @slots + room(now_ms)
       @largest = capacity if capacity > @largest
       load = @holdings.load
-      return [[0, capacity - load].max, [0, @slots - load].max, false] if @brokers.size == 1
+      return [[0, capacity - load].max, [0, @slots - load].max] if @brokers.size == 1
 
       left = [share_left(capacity, peer, now_ms), capacity - load].min
       promised = @brokers.sum { |p| p.session && !p.equal?(peer) ? p.promises.promised : 0 }
       free = [0, [left, capacity - load - promised].min].max
       slots_left = [share_left(@slots, peer, now_ms), @slots - load].min
-      [free, [0, [free, slots_left].min].max, free < left]
+      peer.is_held_back = free < left
+      [free, [0, [free, slots_left].min].max]
     end
 
     def closed?(peer)

@@ -10,10 +10,11 @@ module Stepwire
 
   # The steps of one message. Their results are reported together if possible.
   class HeldBatch
+    NUMBER_CHARS_MAX = 16
+
     attr_reader :id, :number, :session
     attr_accessor :open, # accepted steps that have not ended
-                  :unsent, # steps without a sent result
-                  :ready # deliveries with a result that is in no message yet
+                  :unsent # steps without a sent result
 
     def initialize(id, session, size)
       @id = id
@@ -21,20 +22,33 @@ module Stepwire
       @number = HeldBatch.number_of(id)
       @open = 0
       @unsent = size
-      @ready = []
+      @ready = nil
+    end
+
+    # Add a delivery with a result that is in no message yet.
+    def add_ready(held)
+      (@ready ||= []) << held
+    end
+
+    # Remove and return these deliveries.
+    def take_ready
+      ready = @ready || []
+      @ready = nil
+      ready
     end
 
     # The increasing number n of `batch_<nonce>_<n>`. An id of another form has -1, and is never refused as stale by
     # its number.
     def self.number_of(batch_id)
-      number = batch_id.rpartition("_")[2]
+      mark = batch_id.rindex("_")
+      number = mark ? batch_id[mark + 1, NUMBER_CHARS_MAX + 1] : batch_id
       number.match?(/\A[0-9]{1,16}\z/) ? number.to_i : -1
     end
   end
 
   # One delivery in this process.
   class HeldDelivery
-    attr_reader :item, :key, :offer, :received_ms, :batch, :is_at_most_once
+    attr_reader :key, :offer, :received_ms, :batch, :is_at_most_once
     attr_accessor :step, # nil after the run has ended, when only the result is needed
                   :peer, # the broker that owns the delivery; changed by an adoption
                   :run, # since its hand-over to the runner
@@ -44,8 +58,7 @@ module Stepwire
                   :is_interrupted, # the same, or lost its broker: a failure of an at_most_once step proves nothing
                   :ask_at_ms, :ask_wait_ms, :message
 
-    def initialize(item, key, step, peer, batch, offer, now_ms)
-      @item = item
+    def initialize(key, step, peer, batch, offer, now_ms)
       @key = key
       @step = step
       @peer = peer
@@ -59,6 +72,10 @@ module Stepwire
       @is_stopping = false
       @is_interrupted = false
       @message = nil
+    end
+
+    def item
+      Item.of(@key)
     end
 
     def timeout_at_ms

@@ -63,7 +63,7 @@ module Stepwire
     def report(now_ms)
       @held.each_value.filter_map do |held|
         state = held.reported_state
-        [held.item[0], held.item[1], state, held.age_ms(now_ms)] if state
+        [*held.item, state, held.age_ms(now_ms)] if state
       end
     end
 

@@ -17,8 +17,7 @@ module Stepwire
       @credit = credit
       @outbox = outbox
       @out = out
-      # [peer, session, batch] → when to accept it. Two brokers may have sessions, and batches, of the same name.
-      @unaccepted = {}
+      @unaccepted = {} # `name_of` a batch → [time of its accept, broker, batch]
     end
 
     # `size`: the bytes of the message.
@@ -53,8 +52,7 @@ module Stepwire
         elsif places <= 0 || @holdings.orphan?(key)
           code = "busy"
         else
-          item = [step.step_id, step.delivery]
-          accepted << @holdings.add(HeldDelivery.new(item, key, step, peer, batch, offer, now_ms))
+          accepted << @holdings.add(HeldDelivery.new(key, step, peer, batch, offer, now_ms))
           places -= 1
           next
         end
@@ -64,7 +62,7 @@ module Stepwire
       @holdings.queue(accepted, peer, batch, now_ms) unless accepted.empty?
       if is_repeated || !accepted.empty?
         at_ms = is_repeated ? now_ms : now_ms + @accept_delay_ms
-        @unaccepted[[peer, message.session, message.batch_id]] = at_ms
+        @unaccepted[name_of(peer, message.session, message.batch_id)] = [at_ms, peer, batch]
         @accept_at_ms = at_ms if at_ms < @accept_at_ms
       end
       refused.each { |refusal, refused_items| refuse(peer, message.batch_id, refused_items, refusal, now_ms) }
@@ -72,22 +70,22 @@ module Stepwire
 
     # Send no accept for this batch, because its results were sent and are an answer, too.
     def cancel_accept(peer, session, batch_id)
-      @unaccepted.delete([peer, session, batch_id])
+      @unaccepted.delete(name_of(peer, session, batch_id))
     end
 
     def accept_due(now_ms)
       at_ms = NEVER
-      @unaccepted.to_a.each do |key, due_ms|
+      @unaccepted.to_a.each do |name, (due_ms, peer, batch)|
         if due_ms > now_ms
           at_ms = due_ms if due_ms < at_ms
           next
         end
-        @unaccepted.delete(key)
-        peer, session, batch_id = key
-        next unless peer.session == session
+        @unaccepted.delete(name)
+        session = peer.session
+        next unless session == batch.session
 
         free, slots_free = @credit.offer(peer, now_ms)
-        @out.send_to(peer, "accept", { session: session, batch_id: batch_id, free: free, slots_free: slots_free })
+        @out.send_body(peer.topic, Codec.encode_accept(@out.worker, session, batch.id, free, slots_free))
       end
       @accept_at_ms = at_ms
     end
@@ -131,6 +129,11 @@ module Stepwire
     end
 
     private
+
+    # Two brokers may have sessions, and batches, of the same name. As a key, one text is twice as fast as a list.
+    def name_of(peer, session, batch_id)
+      "#{peer.id} #{session} #{batch_id}"
+    end
 
     # Answer a delivery that is held already. True: its batch is accepted again.
     def answer_again(peer, held, refused, now_ms)

@@ -74,9 +74,9 @@ module Stepwire
 
       @bytes -= message.body.bytesize
       message.session = session
-      head = Codec.results_head(@out.worker, session, message.peer.deployment || "", message.batch.id, message.rid,
-                                message.n, message.free, message.slots_free)
-      message.body = Codec.encode_results(head, message.done.map(&:result))
+      start = message.peer.results_start(@out.worker, session)
+      message.body = Codec.encode_results(start, message.batch.id, message.rid, message.n, message.free,
+                                          message.slots_free, message.done.map(&:result))
       @bytes += message.body.bytesize
     end
   end

@@ -16,7 +16,7 @@ module Stepwire
     end
 
     def add(held, done, total, note, now_ms)
-      @latest[held.key] = [held.item[0], held.item[1], done, total, note]
+      @latest[held.key] = [*held.item, done, total, note]
       @send_at_ms = [now_ms, @sent_ms + PROGRESS_EVERY_MS].max
     end
 

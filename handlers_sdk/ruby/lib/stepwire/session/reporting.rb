@@ -29,7 +29,7 @@ module Stepwire
     def add(held, result, now_ms)
       batch = held.batch
       held.result = result
-      batch.ready << held
+      batch.add_ready(held)
       batch.open -= 1
       @whole << batch if batch.open.zero?
       @ready[batch] = true
@@ -61,8 +61,11 @@ module Stepwire
       end
       @send_at_ms = NEVER if @ready.empty?
       ready.each do |batch|
-        done = batch.ready
-        batch.ready = []
+        done = batch.take_ready
+        if one_owner?(done) && done.size <= Limits::BATCH_ITEMS_MAX # nearly always
+          send_results(done[0].peer, batch, done, now_ms)
+          next
+        end
         by_owner(done).each do |peer, own|
           Outgoing.parts(own).each { |part| send_results(peer, batch, part, now_ms) }
         end
@@ -122,12 +125,14 @@ module Stepwire
 
     private
 
-    # The deliveries that are still done, by the broker that owns them. Nearly always, one owns all.
-    def by_owner(deliveries)
-      owner = deliveries.first&.peer
-      return { owner => deliveries } if
-        owner && deliveries.all? { |held| held.peer.equal?(owner) && held.state.equal?(DONE) }
+    # True if there are deliveries, all of them are still done, and one broker owns them.
+    def one_owner?(deliveries)
+      owner = deliveries[0]&.peer
+      !owner.nil? && deliveries.all? { |held| held.peer.equal?(owner) && held.state.equal?(DONE) }
+    end
 
+    # The deliveries that are still done, by the broker that owns them.
+    def by_owner(deliveries)
       deliveries.select { |held| held.state.equal?(DONE) }.group_by(&:peer)
     end
 
@@ -137,8 +142,8 @@ module Stepwire
       rid = @rid + 1
       free, slots_free = @credit.offer(peer, now_ms)
       n = @out.next_n
-      head = Codec.results_head(@out.worker, session, peer.deployment || "", batch.id, rid, n, free, slots_free)
-      body = Codec.encode_results(head, done.map(&:result))
+      start = peer.results_start(@out.worker, session)
+      body = Codec.encode_results(start, batch.id, rid, n, free, slots_free, done.map(&:result))
       return if body.bytesize > peer.bytes_max && split(peer, batch, done, now_ms, is_replacement, body.bytesize)
 
       @rid = rid

@@ -112,7 +112,7 @@ module Stepwire
       soonest_ms = now_ms + timeout_ms # if the run begins at once
       soonest_ms = ends_ms if ends_ms < soonest_ms
       @timeout_at_ms = soonest_ms if soonest_ms < @timeout_at_ms
-      held.run = Run.new(held.item, step, held.offer, held.peer.lease, timeout_ms, ends_ms)
+      held.run = Run.new(held.key, step, held.offer, held.peer.lease, timeout_ms, ends_ms)
       @out.add(held.run)
     end
   end

@@ -57,9 +57,8 @@ module Stepwire
       dispatch(message, body.bytesize, now_ms) if topic == @inbox || message.is_a?(Messages::Here)
     end
 
-    # Report the end of a run that `Run` started. The first report of a run counts.
-    def finished(item, result, now_ms)
-      key = Item.key_of(item)
+    # Report the end of a run that `Run` started, by its key. The first report of a run counts.
+    def finished(key, result, now_ms)
       held = @holdings.get(key)
       unless held && held.state.equal?(RUNNING)
         @holdings.release_orphan(key, now_ms)
@@ -74,8 +73,7 @@ module Stepwire
     end
 
     # Return a step to its broker: its run did not start, or had no effect, so another worker may run the step.
-    def give_back(item, now_ms)
-      key = Item.key_of(item)
+    def give_back(key, now_ms)
       held = @holdings.get(key)
       unless held && held.state.equal?(RUNNING)
         @holdings.release_orphan(key, now_ms)

@@ -13,7 +13,7 @@ module Stepwire
     def initialize
       @received = {} # key of the item → [time, peer, batch]
       @disowned = {} # key of the item → [time, peer]
-      @latest = nil
+      @latest = @forgotten = nil
     end
 
     def include?(key)
@@ -45,7 +45,11 @@ module Stepwire
     end
 
     def forget_oldest
-      _, (_, peer, batch) = @received.shift
+      entry = @received.shift[1]
+      return if entry.equal?(@forgotten)
+
+      @forgotten = entry
+      _, peer, batch = entry
       peer.floor = batch.number if batch.session == peer.session && batch.number > peer.floor
     end
 

@@ -5,7 +5,7 @@ module Stepwire
   # them, also from a signal handler; only the socket thread removes them. `push` and `shift` of an Array are atomic.
   class Mailbox
     def initialize
-      @outcomes = []
+      @outcomes = [] # of each call two elements: its run and its result
       @requests = []
       @is_awake = true # the socket thread reads the mailbox soon without being woken
       @reader, @writer = IO.pipe
@@ -22,16 +22,19 @@ module Stepwire
     end
 
     def put_outcome(run, result)
-      @outcomes.push([run, result])
-      wake
+      @outcomes.push(run, result)
+      wake unless @is_awake
     end
 
     def next_request
       @requests.shift
     end
 
-    def next_outcome
-      @outcomes.shift
+    # Yield each run with its result, and remove them.
+    def take_outcomes
+      while (run = @outcomes.shift)
+        yield run, @outcomes.shift
+      end
     end
 
     # Called by the socket thread before it sleeps: from now on, additions wake it. False if there are some now.

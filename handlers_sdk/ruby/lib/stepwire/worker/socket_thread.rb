@@ -73,7 +73,7 @@ module Stepwire
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def main
-      @runners = Runners.new(@handlers, @config.slots, @config.links, @mailbox.method(:put_outcome))
+      @runners = Runners.new(@handlers, @config.slots, @config.links, method(:call_of), @mailbox.method(:put_outcome))
       @wire = Wire.new(@worker_id, @config.links, @curve, @mailbox.fileno, @events)
       begin
         work
@@ -144,12 +144,12 @@ module Stepwire
       while (request = @mailbox.next_request)
         request.call
       end
-      while (run, result = @mailbox.next_outcome)
+      @mailbox.take_outcomes do |run, result|
         run.call = nil
         if result.nil?
-          @session.give_back(run.item, now)
+          @session.give_back(run.key, now)
         else
-          @session.finished(run.item, result, now)
+          @session.finished(run.key, result, now)
         end
       end
     end
@@ -171,7 +171,7 @@ module Stepwire
 
     def perform(action)
       case action
-      when Run then run(action)
+      when Run then @runners.submit(action)
       when Send then @wire.send_frame(action.topic, action.body)
       when CancelRun then cancel(action)
       when Connect then @wire.connect(action.link, action.server_key)
@@ -187,14 +187,15 @@ module Stepwire
       end
     end
 
-    def run(action)
-      context = Context.new(action, @report_progress)
-      handler = @handlers[action.offer]
-      action.call = if action.step.needs_opening? then CallToOpen.new(action, handler, context, @edge)
-                    else
-                      HandlerCall.new(action, handler, context)
-                    end
-      @runners.submit(action.call)
+    # The call of a run. Made by the handler's thread just before it begins: objects of steps that wait are a burden for
+    # the garbage collector.
+    def call_of(run)
+      context = Context.new(run, @report_progress)
+      handler = @handlers[run.offer]
+      run.call = if run.step.needs_opening? then CallToOpen.new(run, handler, context, @edge)
+                 else
+                   HandlerCall.new(run, handler, context)
+                 end
     end
 
     def look_for_brokers

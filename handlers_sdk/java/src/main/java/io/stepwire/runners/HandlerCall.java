@@ -95,11 +95,19 @@ public final class HandlerCall {
     step = opened.step();
     isSealed = opened.isSealed();
     context.open(step, isSealed);
-    if (hasLease && run.isLeaseOver(Identity.nowMs())) {
+    if (hasLease && isTooLate()) {
       return null;
     }
     Result result = call(startedMs);
     return result == null ? null : edge.close(opened, result);
+  }
+
+  /**
+   * True if the lease ended while the step was opened, also if a new session has begun since: the
+   * broker may have given the step to another worker.
+   */
+  private boolean isTooLate() {
+    return run.isLeaseOver(Identity.nowMs()) || context.leaseLost().isSet();
   }
 
   private Result call(double startedMs) {
