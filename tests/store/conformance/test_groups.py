@@ -323,6 +323,15 @@ def test_a_submission_that_the_database_refuses_is_parked_and_the_rest_is_writte
         assert isinstance(run.write(history=[fact(20)]), Committed)
 
 
+def test_a_submission_of_an_unknown_workflow_is_refused_each_time(place: Place) -> None:
+    with Running(place) as run:
+        run.workflow()
+        for task_id in (10, 20):
+            done = run.write(submissions=[submission(task_id, task_id, workflow_id=999)])
+            assert done.submissions[0].failed
+        assert run.task_ids() == []
+
+
 def test_a_task_whose_rows_the_database_refuses_keeps_its_old_state_and_is_named(place: Place) -> None:
     with Running(place) as run:
         run.workflow()
