@@ -421,7 +421,7 @@ class BrokerNode:
         outcome = writing.attempt()
         if isinstance(outcome, Trouble):
             self.world.trace("database_trouble", outcome.code)
-            stalled = stall.again(outcome, self.world.now / 1000)
+            stalled = stall.again(outcome.code, outcome.error, self.world.now / 1000)
             if stalled is not None:
                 self._later(0.1, "outcome", stalled)
             self._later(stall.pause_s() * 1000, "attempt", writing, stall, name, group)
