@@ -121,8 +121,7 @@ class Wire:
         self._connections.start()
         self._gate.wait_for(self._connections.newcomers.wait_until_known)
         try:
-            if server is not None:
-                await self._check_door()
+            await self._check_door()
             self._senders.principals = self._subscribers.principals = self._gate.principals
             self._listener.on_grants_changed(self._gate.grants, frozenset())
             await self._bind(keys)
@@ -143,6 +142,8 @@ class Wire:
 
     async def _check_door(self) -> None:
         """Raise EndpointRefused if an endpoint with CURVE would admit a connection without an allowed key."""
+        if self._gate.keys is None:
+            return
         address = self._sockets.bind_probe()
         await self._gate.check_door(self._context, address)
         # The visitors have left. libzmq reports no end of a connection that `unbind` ends, and it would stay counted.

@@ -50,7 +50,7 @@ def status(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
-    settings, path = database_of(options, "the running broker shows its tasks: stepwire overview")
+    settings, path = database_of(options, "the running broker shows its tasks: stepwire top")
     with refusals(), closing(backup.open_stored(path)) as connection:
         status = read(connection, path.absolute(), settings.retention, _now_ms())
     lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))

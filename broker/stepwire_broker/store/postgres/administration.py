@@ -27,7 +27,7 @@ def upgrade(settings: DatabaseSettings, *, changes: bool = True) -> Upgrade:
     tables of another version."""
     check(settings)
     address, schema = read_address(settings.url), read_schema_name(settings.schema)
-    with refusals_of(address), closing(connect_first(address, "stepwire upgrade")) as connection:
+    with refusals_of(address), closing(connect_first(address, "stepwire: upgrade")) as connection:
         is_needed = not has_tables(connection, schema)
         if is_needed and changes:
             create_tables(connection, schema, settings.lanes)
@@ -40,7 +40,7 @@ def make_lanes(settings: DatabaseSettings, count: int) -> int:
     address, schema = read_address(settings.url), read_schema_name(settings.schema)
     if count > LANES_MAX:
         raise StoreRefused(f"a schema has at most {LANES_MAX} lanes")
-    with refusals_of(address), closing(connect_first(address, "stepwire lanes")) as connection:
+    with refusals_of(address), closing(connect_first(address, "stepwire: lanes")) as connection:
         if not has_tables(connection, schema):
             raise NotThere(f"the schema {schema} has no tables yet")
         before = add_lanes(connection, schema, count)

@@ -129,7 +129,7 @@ def check(settings: DatabaseSettings) -> str:
     schema = read_schema_name(settings.schema)
     with refusals_of(address):
         facts = _facts(address, schema, settings)
-        with closing(connect_first(address, "stepwire check")) as connection:
+        with closing(connect_first(address, "stepwire: check")) as connection:
             if facts.schema_exists and has_tables(connection, schema):
                 check_tables(connection, schema, settings.lanes)
     return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}"
@@ -137,7 +137,7 @@ def check(settings: DatabaseSettings) -> str:
 
 def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) -> ServerFacts:
     user = address.parameters.get("user", "the user of database.url")
-    with closing(Pipeline(connect_first(address, "stepwire start"), is_prepared=False)) as pipeline:
+    with closing(Pipeline(connect_first(address, "stepwire: start"), is_prepared=False)) as pipeline:
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
 
 
