@@ -86,7 +86,7 @@ def test_a_failing_handler_gets_no_steps_until_a_probe_succeeds(down: Place) -> 
 def test_an_operator_opens_and_closes_a_breaker(down: Place) -> None:
     (down.directory / "gateway").touch()
     done = down.stepwire("breaker", "open", "shop.charge", "--reason", "the bank is being moved")
-    assert done.out == "the breaker for shop.charge is open, until an operator changes it or the broker stops\n"
+    assert done.out == "the breaker for shop.charge is open, until an operator changes it\n"
     task = down.stepwire("task", "submit", "w", "--json").json["task_id"]
     why = down.stepwire("why", str(task))
     assert "the breaker for `shop.charge` is held open by an operator since " in why.out
@@ -102,7 +102,8 @@ def test_an_operator_opens_and_closes_a_breaker(down: Place) -> None:
         down.stepwire("task", "submit", "w", "--json")
     tried = Path(down.directory / "tried")
     eventually(lambda: len(tried.read_text().splitlines()) > 10, "a closed breaker to let every step through", 30)
-    assert breaker(down) | {"since": ""} == {
+    found = breaker(down)  # read once: the last of the steps may still be tried again
+    assert found | {"since": ""} == {
         "handler_class": "shop.charge",
         "state": "closed",
         "forced": True,
@@ -115,7 +116,7 @@ def test_an_operator_opens_and_closes_a_breaker(down: Place) -> None:
         "failures": 0,
         "opened": 0,
         "probes": 0,
-        "retry_budget": breaker(down)["retry_budget"],
+        "retry_budget": found["retry_budget"],
     }
     assert down.stepwire("breaker", "open", "shop.typo").code == NOT_FOUND
     assert down.stepwire("breaker", "open").code == USAGE

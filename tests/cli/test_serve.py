@@ -60,7 +60,7 @@ def test_the_ready_line_names_all_addresses_and_files(empty: Place) -> None:
 
 def test_a_password_is_not_printed(empty: Place) -> None:
     done = empty.stepwire("serve", "--database", "postgresql://u:secret@127.0.0.1:1/s")
-    assert done.code == USAGE
+    assert done.code == FAILURE
     assert "secret" not in done.out + done.err
 
 

@@ -163,7 +163,7 @@ def ready_and_moved(site: Site, turn: Callable[[], None]) -> int:
 
 
 def restarted(site: Site, turn: Callable[[], None]) -> int:
-    """Unlike the rule, the pause is not kept over a restart."""
+    """The pause is kept over a restart, as the rule is."""
     apply(site, "restarted", {"name": "s"})
     order(site, "/v1/executors/exec/pause")
     turn()
@@ -172,6 +172,8 @@ def restarted(site: Site, turn: Callable[[], None]) -> int:
     assert site.broker is not None
     site.broker.kill9()
     site.start_broker()
+    assert site.ask("GET", f"/v1/tasks/{task_id}/why").body["code"] == "executor_paused"
+    order(site, "/v1/executors/exec/resume")
     return task_id
 
 

@@ -23,7 +23,7 @@ class RetryBudgetDocument(Struct, frozen=True):
 
 
 class BreakerDocument(Struct, frozen=True, kw_only=True):
-    """`forced`: an operator keeps the breaker in this state, until `auto` or the broker stops. `reason`: the last
+    """`forced`: an operator keeps the breaker in this state, until `auto`, also after a restart. `reason`: the last
     failure, or the operator's reason. `cause`: why the breaker last opened. `probes`: trial steps that are running."""
 
     handler_class: str

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stepwire_broker.last_uses import DIGITS
 
-from .identity import user_id_of
+from .user_id import user_id_of
 
 
 class ZapVerdict(NamedTuple):

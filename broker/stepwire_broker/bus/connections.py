@@ -25,10 +25,11 @@ from .disconnecting import disconnect, inode_of
 from .disconnections import Disconnections
 from .flood_watch import FloodWatch
 from .floods import SWEEP_EACH_S, Floods
-from .identity import descriptor_of, owner_of, proof_of
+from .identity import descriptor_of, proof_of
 from .kernel_counts import KernelCounts, bytes_waiting, read_counts
 from .local_handshakes import LocalHandshakes
 from .newcomers import Newcomers
+from .user_id import owner_of
 
 MONITORED: Final = (
     zmq.EVENT_ACCEPTED

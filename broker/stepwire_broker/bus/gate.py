@@ -22,12 +22,12 @@ from . import self_check
 from .admission import Admission
 from .authenticator import Authenticator, AuthenticatorTaken, RefusedConnection
 from .endpoints import Endpoint, EndpointRefused
-from .identity import proof_in
 from .keys import server_key
 from .keys.client_file import ClientFile
 from .keys.clients import Clients, DirectoryReading, admission
 from .keys.key_text import KeyFileError, new_pair, raw
 from .keys.server_key import BrokerKeys
+from .user_id import proof_in
 
 log = structlog.get_logger("stepwire.bus")
 

@@ -78,5 +78,5 @@ def row(one: dict[str, Any]) -> dict[str, Any]:
 def _set_breaker(options: Options, handler_class: str, state: str, reason: str) -> None:
     with broker_client(options) as client:
         breaker = client.set_breaker(handler_class, state, reason=reason)
-    how = "until an operator changes it or the broker stops" if breaker["forced"] else "under automatic control"
+    how = "until an operator changes it" if breaker["forced"] else "under automatic control"
     output.one(options, breaker, f"the breaker for {handler_class} is {breaker['state']}, {how}")

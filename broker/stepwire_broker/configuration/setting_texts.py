@@ -16,10 +16,10 @@ ABOUT: Final[dict[str, str]] = {
     "database.url": "Database that holds the state: sqlite:///FILE or postgresql://USER@HOST/DATABASE. The environment "
     "variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",
-    "database.schema": "PostgreSQL: schema that holds the tables. The first start creates it.",
-    "database.lanes": "PostgreSQL: number of lanes, which write in parallel. The first start makes them.",
-    "database.prepare": "PostgreSQL: keep prepared statements in the server. Unset: unless a pooler is in between.",
-    "database.allow_unsafe": "PostgreSQL: also start on a server whose settings can lose acknowledged commits.",
+    "database.schema": "The PostgreSQL schema that holds the tables. The first start creates it.",
+    "database.lanes": "Number of lanes on PostgreSQL, which write in parallel. The first start makes them.",
+    "database.prepare": "Keep prepared statements in the PostgreSQL server. Unset: unless a pooler is in between.",
+    "database.allow_unsafe": "Also start on a PostgreSQL server whose settings can lose acknowledged commits.",
     "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://. Or a list of "
     "endpoints, such as ipc:// for this host and tcp:// with keys for others.",
     "bus.results": "Endpoint where handlers send their results, or a list of the same length as bus.steps.",
