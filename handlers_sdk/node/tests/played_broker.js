@@ -2,7 +2,7 @@
 
 import { Context, Subscriber, XPublisher } from 'zeromq'
 
-const SESSION = { v: '2.0', broker: 'b1', epoch: 7, session: '7.1' }
+const EPOCH = { v: '2.0', broker: 'b1', epoch: 7 }
 
 export class PlayedBroker {
   static async start({ curve = {}, leaseMs = 10_000, heartbeatMs = 200 } = {}) {
@@ -27,9 +27,10 @@ export class PlayedBroker {
     this.received = []
     this.waiting = []
     this.worker = null
+    this.session = null // the last one that was opened
     this.sending = Promise.resolve()
     this.batches = 0
-    this.isSilent = false // true: heartbeats get no answer
+    this.isSilent = false // true: heartbeats get no answer, and no session begins
     this.escape = (text) => text // of what is sent
   }
 
@@ -50,7 +51,8 @@ export class PlayedBroker {
     this.batches += 1
     this.send({
       type: 'steps',
-      ...SESSION,
+      ...EPOCH,
+      session: this.session,
       batch_id: `batch_5e1d_${this.batches}`,
       protocol_version: '2.0',
       steps: steps.map(
@@ -78,7 +80,7 @@ export class PlayedBroker {
   async result(id) {
     const of = (message) => message.results.find((result) => result.step_id === id)
     const message = await this.next('results', of)
-    this.send({ type: 'ack', v: '2.0', broker: 'b1', epoch: 7, rids: [message.rid] })
+    this.send({ type: 'ack', ...EPOCH, rids: [message.rid] })
     return of(message)
   }
 
@@ -106,14 +108,15 @@ export class PlayedBroker {
     if (message.type === 'hello') {
       this.worker = message.worker
       if (message.next?.b1 === undefined) {
-        this.send({ type: 'here', v: '2.0', broker: 'b1', epoch: 7, deployment: 'd', versions: ['2.0'] })
-      } else {
+        this.send({ type: 'here', ...EPOCH, deployment: 'd', versions: ['2.0'] })
+      } else if (!this.isSilent) {
         const times = { lease_ms: this.leaseMs, heartbeat_ms: this.heartbeatMs, max_message_bytes: 4194304 }
-        this.send({ type: 'welcome', ...SESSION, deployment: 'd', n: message.n, ...times })
+        this.session = `7.${message.next.b1}`
+        this.send({ type: 'welcome', ...EPOCH, session: this.session, deployment: 'd', n: message.n, ...times })
       }
     }
     if (message.type === 'heartbeat' && message.sessions?.b1 && !this.isSilent)
-      this.send({ type: 'heartbeat_ack', ...SESSION, n: message.n })
+      this.send({ type: 'heartbeat_ack', ...EPOCH, session: this.session, n: message.n })
     const at = this.waiting.findIndex(({ isIt }) => isIt(message))
     if (at >= 0) this.waiting.splice(at, 1)[0].settle(message)
     else this.received.push(message)

@@ -229,6 +229,24 @@ test('a lease that ends while a secret is read gives the step back', LIMIT, asyn
   assert.deepEqual(called, [])
 })
 
+test('a lease that ended while a secret was read gives the step back, also in a new session', LIMIT, async (t) => {
+  const called = []
+  let answer
+  const secrets = () => new Promise((settle) => (answer = settle))
+  const { broker } = await workerWith(t, { secrets }, { pay: () => called.push(1) }, { leaseMs: 1_000 })
+  broker.sendSteps({ id: 1, handlerClass: 'pay', members: { handler_config: CONFIG } })
+  await broker.next('heartbeat', (message) => message.holding?.some(([, , state]) => state === 'running'))
+  const { session } = broker
+  broker.isSilent = true
+  broker.leaseMs = 60_000 // of the next session: before it, the broker may have given the step to another worker
+  await broker.next('heartbeat', (message) => message.sessions?.b1 === undefined)
+  broker.isSilent = false
+  await broker.next('heartbeat', ({ sessions }) => sessions?.b1 !== undefined && sessions.b1 !== session)
+  answer('value')
+  assert.deepEqual((await broker.next('refuse')).items, [[1, 1]])
+  assert.deepEqual(called, [])
+})
+
 test('errors, stacks, progress, logs and outputs hold no value of a secret', LIMIT, async (t) => {
   const secrets = directoryOf({ 'stripe/live': `${KEY}\n`, card: CARD })
   const tell = async (input, ctx) => {

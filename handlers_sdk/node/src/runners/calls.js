@@ -63,14 +63,19 @@ export class HandlerCall {
   callOpened(opened) {
     if (opened.refusal !== null) return this.logged(opened.refusal)
     this.opened = opened
-    if (this.memory.isLeaseOver(this.index, this.runner.clock())) return GIVE_BACK
+    if (this.isTooLate()) return GIVE_BACK
     const outcome = this.call()
     return outcome instanceof Promise ? outcome.then((settled) => this.closed(settled)) : this.closed(outcome)
   }
 
+  /** Did the lease end while the step was opened? Also if a new session has begun: another worker may have the step. */
+  isTooLate() {
+    return this.memory.isLeaseOver(this.index, this.runner.clock()) || this.isLeaseLost()
+  }
+
   /** The same for a step whose opening had to wait: the run may have been asked to stop meanwhile. */
   callLater(opened) {
-    const reason = this.stopReason()
+    const reason = this.isTooLate() ? null : this.stopReason()
     if (opened.refusal !== null || reason === null) return this.callOpened(opened)
     this.opened = opened
     return reason === 'shutdown' ? GIVE_BACK : this.closed(stopped(this.handler, this.step, reason, this.tookMs))
