@@ -40,7 +40,7 @@ tests() {
     count=$((count - 1))
   done
   # More processes than cores: much of their time they wait, for real processes and real clocks.
-  pytest -n 4 --dist loadscope "$@"
+  pytest -n 5 --dist loadscope "$@"
 }
 
 check=${1:-all}
