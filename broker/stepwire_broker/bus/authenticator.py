@@ -62,7 +62,7 @@ class Authenticator:
         self._may_answer = threading.Event()
         self._may_answer.set()
         self._wait_s = 0.0
-        self._wait_until_known: Callable[[float], None] = _know
+        self._wait_until_known: Callable[[float], None] = _wait_for_nothing
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         for socket in (self._socket, self._stop, self._stopped):
@@ -162,8 +162,8 @@ class Authenticator:
         self._refusals.append(RefusedConnection(verdict.reason, address, key, verdict.principal))
 
 
-def _know(_: float) -> None:
-    """Wait for no loop: the broker's own connections begin before its loop serves."""
+def _wait_for_nothing(_: float) -> None:
+    """Used until `wait_for` is called: no socket is bound before that."""
 
 
 def _metadata(proof: str) -> bytes:

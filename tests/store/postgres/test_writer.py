@@ -168,7 +168,7 @@ def test_a_group_is_reported_only_after_a_standby_has_confirmed_it() -> None:
         Running(PostgresPlace(server, "confirmed")) as run,
     ):
         run.workflow()
-        server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        server.sql("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
         server.sql("SELECT pg_reload_conf()")
         try:
             wait_until_commits_wait(server)
