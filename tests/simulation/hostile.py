@@ -59,6 +59,9 @@ class Hostile:
         grants.append(Grant(principal=THIEF, workers=("*",), handlers=("evil",), level0=True))
         return GrantsChanged(with_built_in(grant for grant in grants if grant.principal not in self.revoked))
 
+    def is_revoked(self, worker: str) -> bool:
+        return self.owners.get(worker) in self.revoked
+
     def plan(self, phase_ms: float) -> None:
         rates, chance = self.world.faults.rates, self.chance
         for kind, most, strike in (("forged", FORGED_MAX, self._forge), ("revoked", REVOKED_MAX, self._revoke)):

@@ -35,6 +35,8 @@ def note_alive(books: Books, frame: bytes) -> None:
         return
     message = msgspec.json.decode(frame[8:], type=_Alive)
     worker = message.worker
+    if books.world.hostile.is_revoked(worker):
+        return  # the broker refuses it
     is_old = message.n <= books.last_n.get(worker, -1)
     books.last_n[worker] = max(message.n, books.last_n.get(worker, -1))
     session = books.world.broker.state.sessions.get(worker)
