@@ -74,6 +74,14 @@ class TaskRow(NamedTuple):
         return ListPoint(self.created_ms, self.id)
 
 
+class SettledTask(NamedTuple):
+    """A task for which a client need not wait any longer."""
+
+    id: int
+    state: str
+    attention: str | None
+
+
 class OpenCounts(NamedTuple):
     """Open tasks, and by namespace their open steps. These steps count for `limits.max_open_steps` and for quotas."""
 

@@ -103,6 +103,25 @@ class StoredControl(NamedTuple):
     position: int
 
 
+class StoredOrder(NamedTuple):
+    """A command that another broker stored for the owner of a lane, and that has no answer yet."""
+
+    lane: int
+    id: int
+    age_ms: int  # by the clock of the database
+    request: str  # JSON
+
+
+class Catalogue(NamedTuple):
+    """The rows that every broker keeps in memory, as of one moment."""
+
+    revision: int  # the highest of `controls`
+    controls: list[StoredControl]
+    workflows: list[StoredWorkflow]  # those that were asked for
+    active: list[int]
+    blocks: dict[int, int]  # by number: the lane
+
+
 class Opened(Struct, frozen=True):
     """The database content from which the core starts, read when the database was opened."""
 
@@ -116,3 +135,5 @@ class Opened(Struct, frozen=True):
     open_tasks: int
     open_steps: dict[str, int]  # of open tasks, by namespace
     controls: list[StoredControl] = []  # by kind and name
+    revision: int = 0  # the highest of `controls`
+    is_shared: bool = False  # several brokers can use this database at a time

@@ -23,6 +23,7 @@ class SqliteDatabase:
         self.file = writer.path
         self.writers = dict.fromkeys(opened.lanes, writer)
         self.readers = readers
+        self.orders = None  # no other broker can use the file
         self.pruning = {lane: SqlitePruning(writer) for lane in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
