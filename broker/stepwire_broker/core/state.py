@@ -375,6 +375,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
 
+    def is_foreign(self, number: int) -> bool:
+        """True if another broker owns the task or the step that has this id."""
+        lane = self.lane_of(number)
+        return lane is not None and lane not in self.outbox.lanes
+
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
         self.outbox.send(SendAnswer(request, answer, about, awaits))

@@ -12,6 +12,7 @@ from stepwire_broker.core import takers
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
+from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
 from stepwire_broker.core.commit.wants import handlers_in
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
@@ -95,6 +96,21 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
     state.unloaded = max(0, state.unloaded - taken)
     if not loaded.tasks:
         _read_later(state, now)
+
+
+def of_own_lanes(state: BrokerState, loaded: Loaded) -> Loaded:
+    """Return the tasks that this broker owns, and note the lanes of the others: it did not know the blocks of their
+    ids yet."""
+    others = {row.id for row in loaded.tasks if row.lane not in state.outbox.lanes}
+    if not others:
+        return loaded
+    for row in loaded.tasks:
+        if row.id in others:
+            state.blocks[block_of(row.id)] = row.lane
+    return loaded._replace(
+        tasks=[row for row in loaded.tasks if row.id not in others],
+        steps=[row for row in loaded.steps if row.task_id not in others],
+    )
 
 
 def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
