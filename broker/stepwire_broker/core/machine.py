@@ -256,9 +256,10 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
         case PageLoad():
             residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
-            residency.insert(state, event.loaded, load, now)
+            loaded = residency.of_own_lanes(state, event.loaded, load)
+            residency.insert(state, loaded, load, now)
             state.principal = load.principal
-            _on_message(state, load.message, now, event.absent - _steps_in(event.loaded, load.gone))
+            _on_message(state, load.message, now, event.absent - _steps_in(loaded, load.gone))
         case CommandLoad():
             _command_again(state, event.loaded, load, now)
         case RejectedLoad():

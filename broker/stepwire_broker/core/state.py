@@ -402,7 +402,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def is_own(self, number: int) -> bool:
         """True if the task or the step with this id is in a lane that this broker owns."""
-        return self.blocks.get(block_of(number)) in self.lanes
+        return self.lane_of(number) in self.lanes
+
+    def is_foreign(self, number: int) -> bool:
+        """True if another broker owns the task or the step that has this id."""
+        lane = self.lane_of(number)
+        return lane is not None and lane not in self.lanes
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

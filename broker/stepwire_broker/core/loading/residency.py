@@ -12,6 +12,7 @@ from stepwire_broker.core import takers
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
+from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.commit.loads import AnyLoad, CommandLoad, PageLoad
 from stepwire_broker.core.commit.wants import handlers_in
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
@@ -102,15 +103,29 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
         _read_later(state, now)
 
 
+def of_own_lanes(state: BrokerState, loaded: Loaded, load: AnyLoad) -> Loaded:
+    """Return the tasks that this broker owns and has owned since the read began. Note the lanes of the others: it did
+    not know the blocks of their ids yet."""
+    others = {row.id for row in loaded.tasks if row.lane not in state.outbox.lanes or row.lane in load.gone_lanes}
+    if not others:
+        return loaded
+    for row in loaded.tasks:
+        if row.id in others:
+            state.blocks[block_of(row.id)] = row.lane
+    return loaded._replace(
+        tasks=[row for row in loaded.tasks if row.id not in others],
+        steps=[row for row in loaded.steps if row.task_id not in others],
+    )
+
+
 def insert(state: BrokerState, loaded: Loaded, load: AnyLoad, now: Now) -> None:
     """Add tasks from the database to memory."""
+    loaded = of_own_lanes(state, loaded, load)
     steps = iter(loaded.steps)
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
     for row in loaded.tasks:
         workflow = workflow_of(state, row)
         rows = [next(steps) for _ in workflow.steps]
-        if row.lane in load.gone_lanes:
-            continue
         if row.id in state.tasks or row.id in load.gone or TaskState(row.state) in TASK_FINAL:
             if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
                 state.count_unloaded(row.lane, -1)
