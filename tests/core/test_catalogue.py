@@ -9,15 +9,17 @@ from typing import Any
 from stepwire_broker.core.answers.answers import Applied, TasksSubmitted
 from stepwire_broker.core.commit.decision import ReadCatalogue
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
-from stepwire_broker.core.commit.loads import PageLoad
 from stepwire_broker.core.definitions.settings import RuleSettings
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.intake.routing_rules import SetRule
+from stepwire_broker.core.loading.residency import PAGE_PAUSE_MS
 from stepwire_broker.core.model import events
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 from stepwire_broker.store.ports import LANE
+
+from tests.memory_store.database import taken_lane
 
 from .world import ONE, W, World, steps
 
@@ -111,19 +113,17 @@ def test_an_activation_outlives_a_read_from_before_its_commit() -> None:
     assert first.state.catalogue.revision == first.rows.queries.controls_revision()
 
 
-def test_a_task_of_an_unknown_workflow_is_loaded_after_its_definition() -> None:
-    """A broker that takes a lane finds tasks of workflows that it has never seen."""
+def test_a_task_of_an_unknown_workflow_runs_after_its_lane_was_taken() -> None:
     first, second = two()
     second.apply(ONE)
     task_id = second.submit().task_ids[0]
-    first.state.workflows.clear()
-    first.state.unloaded += 1
-    loaded = first.rows.queries.load_tasks([task_id], 1 << 20)
-    request = first.state.next_read()
-    first.state.loads[request] = PageLoad(10)
-    first.state.page_asked = request
-    first.handle(events.LoadedTasks(loaded, request))
-    assert first.state.tasks[task_id].workflow.name == "flow"
+    lane = LANE + 1
+    ids = first.rows.tables.reserve_ids(lane, 100)
+    first.handle(events.LanesTaken((taken_lane(first.rows.tables, lane, 7, 0, ids),)))
+    first.hello()
+    first.pass_time(PAGE_PAUSE_MS)
+    first.result(first.batches()[0])
+    assert first.stored(task_id).state == "completed"
 
 
 # -- ids --------------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def add_workflow(state: BrokerState, workflow: Workflow, active: bool) -> None:
 def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
     workflow = state.versions.get((event.namespace, event.name, event.version))
     refused = intake_refused(state)
-    if refused is None and workflow is None and state.look_up(event):
+    if refused is None and workflow is None and state.catalogue.look_up(event, state):
         return
     if refused is None and workflow is None:
         refused = unknown_workflow(event.namespace, event.name, event.version, state.versions)

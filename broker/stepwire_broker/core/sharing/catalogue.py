@@ -20,7 +20,7 @@ def on_revision(state: BrokerState, revision: int) -> None:
     """Read the catalogue if another broker has changed it, or if a read of it failed."""
     book = state.catalogue
     if book.read is None and (revision > book.revision or book.waiting):
-        book.ask(state.decision, state.next_read, state.workflows)
+        book.ask(state)
 
 
 def on_catalogue(state: BrokerState, event: CatalogueRead, now: Now, handle: Callable[[Any], None]) -> None:
@@ -46,7 +46,7 @@ def on_catalogue(state: BrokerState, event: CatalogueRead, now: Now, handle: Cal
     book.is_fresh = False
     book.waiting, book.waiting_next = book.waiting_next, []
     if book.waiting:
-        book.ask(state.decision, state.next_read, state.workflows)
+        book.ask(state)
 
 
 def on_failed(state: BrokerState, error: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LookAround, OrderToStore, WaitElsewhere
-from stepwire_broker.core.commit.order_book import OrderUnderWay, request_of
+from stepwire_broker.core.deployment.order_book import OrderUnderWay, request_of
 from stepwire_broker.core.model.events import AwaitTask, Command, CommandOfOperator, FoundOrder, LookedAround, Now
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import LookDue
@@ -34,7 +34,7 @@ Handle = Callable[[BrokerState, Command, Now], None]
 def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
     """Pass a command on if another broker owns the task or step that has this id. False: this broker decides it."""
     lane = state.lane_of(number)
-    if lane is None and state.look_up(command):
+    if lane is None and state.catalogue.look_up(command, state):
         return True  # another broker may have reserved the block of this id a moment ago
     if lane is None or lane in state.outbox.lanes:
         return False

@@ -4,12 +4,11 @@ A revision tells of a change, and then all of it is read again. A command that n
 read, because another broker may have stored it a moment ago.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from .decision import Decision, ReadCatalogue
+from stepwire_broker.core.commit.decision import Decision, ReadCatalogue
 
 EVENTS_WAITING_MAX: Final = 10_000
 
@@ -24,7 +23,17 @@ class OwnControl(Struct):
     asked: int | None = None  # the last read that was asked for before the commit; None: not committed
 
 
+class AsksForReads(Protocol):
+    """The part of the state with which a read is asked for."""
+
+    decision: Decision
+    workflows: dict[int, Any]
+
+    def next_read(self) -> int: ...
+
+
 class CatalogueBook(Struct):
+    is_shared: bool = False  # other brokers can use the database
     revision: int = 0  # of the controls that this broker has applied
     read: int | None = None  # the read that is under way
     waiting: list[Any] = []  # events that are handled again after it
@@ -32,20 +41,21 @@ class CatalogueBook(Struct):
     is_fresh: bool = False  # waiting events are being handled: what is unknown now does not exist
     own: dict[ControlName, OwnControl] = {}
 
-    def look_up(self, event: Any, decision: Decision, next_read: Callable[[], int], known: Iterable[int]) -> bool:
-        """Handle the event again after a read. False: a read that began after the event found nothing."""
-        if self.is_fresh or len(self.waiting) + len(self.waiting_next) >= EVENTS_WAITING_MAX:
+    def look_up(self, event: Any, state: AsksForReads) -> bool:
+        """Handle the event again after a read. False: a read that began after the event found nothing, or no other
+        broker can have stored anything."""
+        if not self.is_shared or self.is_fresh or len(self.waiting) + len(self.waiting_next) >= EVENTS_WAITING_MAX:
             return False
         if self.read is None:
             self.waiting.append(event)
-            self.ask(decision, next_read, known)
+            self.ask(state)
         else:
             self.waiting_next.append(event)
         return True
 
-    def ask(self, decision: Decision, next_read: Callable[[], int], known: Iterable[int]) -> None:
-        self.read = next_read()
-        decision.reads.append(ReadCatalogue(self.read, frozenset(known)))
+    def ask(self, state: AsksForReads) -> None:
+        self.read = state.next_read()
+        state.decision.reads.append(ReadCatalogue(self.read, frozenset(state.workflows)))
 
     def changed(self, name: ControlName, lane: int, seq: int) -> None:
         """Note a change of this broker that is in the group `seq` of this lane."""

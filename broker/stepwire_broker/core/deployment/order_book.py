@@ -8,10 +8,9 @@ is known here, so it is not carried out twice.
 from msgspec import Struct
 
 from stepwire_broker.core.answers.answers import PASSING, Answer, CommandRefused, answer_text
+from stepwire_broker.core.commit.outbox import Outbox
 from stepwire_broker.core.model.commit_group import AuditPart, OrderAnswer
 from stepwire_broker.core.model.live import Task
-
-from .outbox import Outbox
 
 
 class OrderUnderWay(Struct):
