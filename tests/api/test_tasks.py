@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from stepwire_broker.api import explaining, reading
 
+from tests.postgres.databases import LANES
+
 from .running_api import WORKFLOW, Api, running, settings_in
 
 
@@ -249,7 +251,9 @@ def test_a_small_task_read_on_the_loop_is_the_same_document(served: Api) -> None
     task_id = submit(served)
     told = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").body
     read = served.on_loop(lambda: explaining.small_task(served.broker, task_id, True))
-    assert read.document == told == served.call("GET", f"/v1/tasks/{task_id}").body
+    assert told == served.call("GET", f"/v1/tasks/{task_id}").body
+    # The answer of a server always takes a wait, so nothing is read from it on the loop.
+    assert (None if read is None else read.document) == (None if LANES else told)
 
 
 def test_a_running_or_large_task_is_not_read_on_the_loop(

@@ -71,6 +71,16 @@ def may_hold_steps(broker: EnginePort, worker: str) -> bool:
 # -- the broker -------------------------------------------------------------------------------------------------------
 
 
+def is_shared(broker: EnginePort) -> bool:
+    """True if other brokers can use the database."""
+    return broker.state.is_shared
+
+
+def is_elsewhere(broker: EnginePort, number: int) -> bool:
+    """True if another broker owns the task or step that has this id, or if this broker does not know its owner."""
+    return broker.state.is_shared and not broker.state.is_own(number)
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
@@ -120,9 +130,9 @@ def is_of_running_step(broker: EnginePort, report: StepProgress) -> bool:
     return latest is not None and latest.delivery == report.delivery
 
 
-def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:
+def restored_task(task: StoredTask, steps: list[StoredStep], workflow: Workflow) -> Task:
     """The task as described by its rows. The caller must unlink the task after use."""
-    return restored(broker.state, task, steps)
+    return restored(workflow, task, steps)
 
 
 def why_task(broker: EnginePort, task: Task) -> WhyTask:

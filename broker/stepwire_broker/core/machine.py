@@ -299,7 +299,7 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
         if row.finished_ms is None:
             residency.insert(state, loaded, load, now)
         else:
-            residency.admit_final(state, residency.restored(state, row, loaded.steps))
+            residency.admit_final(state, residency.restored(state.workflows[row.workflow_id], row, loaded.steps))
     HANDLERS[type(command)](state, command, now)
 
 
@@ -530,6 +530,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
+    events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,

@@ -91,6 +91,10 @@ class Explain(Command, frozen=True):
     step: str | None = None
 
 
+class LearnCatalogue(Command, frozen=True):
+    """Answer after workflows and controls of other brokers were read."""
+
+
 class Forget(Command, frozen=True):
     """The client of `request` has disconnected."""
 

@@ -283,7 +283,9 @@ def _restored(state: BrokerState, queries: SqliteQueries, task_ids: list[int]) -
     loaded = queries.load_tasks(task_ids, 0)
     rows = iter(loaded.steps)
     return [
-        residency.restored(state, row, [next(rows) for _ in state.workflows[row.workflow_id].steps])
+        residency.restored(
+            state.workflows[row.workflow_id], row, [next(rows) for _ in state.workflows[row.workflow_id].steps]
+        )
         for row in loaded.tasks
     ]
 
