@@ -4,11 +4,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from stepwire_broker.core.membership.cluster_rows import ObservedBroker
 from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.connecting import connect
 from stepwire_broker.store.postgres.failures import StatementFailed
 from stepwire_broker.store.postgres.fence import Fence, Position
-from stepwire_broker.store.postgres.ownership import ObservedBroker, Ownership, TakenLane
+from stepwire_broker.store.postgres.ownership import Ownership, TakenLane
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
 from stepwire_broker.store.postgres.schema import create_tables
 

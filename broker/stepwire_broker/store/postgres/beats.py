@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 from stepwire_protocol import host
 
+from stepwire_broker.core.membership.cluster_rows import ObservedBroker
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.process_state import is_alive
 from stepwire_broker.store.errors import InUse
 
 from .connecting import Pauses, PostgresConnection
-from .ownership import ObservedBroker
 from .pipeline import Pipeline, Statement, StatementCall
 
 LEASE_MS: Final = 10_000

@@ -9,15 +9,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from stepwire_broker.core.membership.cluster_rows import ObservedBroker
+
 from .pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
-
-
-class ObservedBroker(NamedTuple):
-    """A broker as its row was when it was last seen to change."""
-
-    id: str
-    epoch: int
-    beat: int
 
 
 class TakenLane(NamedTuple):
@@ -39,7 +33,7 @@ class Ownership:
     def take(self, pipeline: Pipeline, most: int, dead: Sequence[ObservedBroker] = ()) -> list[TakenLane]:
         """Take at most this number of lanes: free ones, own ones of a former run, and those of dead brokers. A lane
         whose row is locked, because its owner has a group open, is passed over."""
-        observed = msgspec.json.encode([broker._asdict() for broker in dead])
+        observed = msgspec.json.encode(list(dead))
         values = (observed, self._broker, self._epoch, most)
         _, taken, _ = pipeline.run([BEGIN, StatementCall(self._take, values), COMMIT])
         epochs = {int(lane or 0): int(epoch or 0) for lane, epoch in taken.rows}
