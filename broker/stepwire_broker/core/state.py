@@ -405,6 +405,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
 
+    @property
+    def live_brokers(self) -> int:
+        """The number of live brokers, this one included."""
+        return 1 + len(self.other_brokers)
+
     def is_own(self, number: int) -> bool:
         """True if the task or the step with this id is in a lane that this broker owns."""
         return self.lane_of(number) in self.lanes

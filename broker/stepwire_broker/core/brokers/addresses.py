@@ -13,6 +13,7 @@ from stepwire_broker.core.commit.decision import ToWorker
 from stepwire_broker.core.model.events import EndpointsBound, Now
 from stepwire_broker.core.model.live import WorkerSession
 from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.workers import level0
 
 REPEATED_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 
@@ -39,6 +40,8 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
     live = tuple(sorted(others, key=lambda other: other.broker))
     if live == state.other_brokers:
         return
+    if (more := len(live) - len(state.other_brokers)) > 0:
+        level0.extend_leases(state, more)
     state.other_brokers = live
     before = state.others_addresses
     _choose(state)
