@@ -1,6 +1,6 @@
 """A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,21 +17,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> Opened:
-    """Begin a new epoch, which fences every writer of an earlier one."""
-    tables.broker = broker_id
+def begin_epoch(
+    tables: Tables, broker_id: str, lease_ms: int, entropy: int, lanes: Collection[int] | None = None
+) -> Opened:
+    """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
+    own = tables.lanes.keys() if lanes is None else lanes
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
-    tables.epoch += 1
-    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in tables.seqs}
+    tables.epochs += 1
+    for lane in own:
+        tables.take(lane, broker_id, tables.epochs)
+    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in own}
     queries = MemoryQueries(tables)
-    counts = queries.open_counts()
+    counts = queries.open_counts(own)
     return Opened(
         deployment=tables.deployment,
-        epoch=tables.epoch,
+        epoch=tables.epochs,
         ids=ids,
         blocks={number: block.lane for number, block in tables.blocks.items()},
-        lanes=dict(tables.seqs),
+        lanes={lane: tables.seqs[lane] for lane in own},
         lease_ms_before=lease_ms_before,
         workflows=list(tables.workflows.values()),
         open_tasks=counts.tasks,
@@ -46,10 +50,9 @@ class MemoryDatabase:
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
         self.file = None
-        writer = MemoryWriter(tables, opened.epoch, refuses)
-        self.writers = dict.fromkeys(opened.lanes, writer)
+        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in opened.lanes}
         self.readers = MemoryReaders(tables)
-        self.pruning = {lane: MemoryPruning(tables, writer) for lane in opened.lanes}
+        self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
         self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:

@@ -1,7 +1,7 @@
 """The questions of the store, answered from the tables in memory in plain Python: what every adapter has to answer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -93,8 +93,9 @@ class MemoryQueries:
     def open_task_ids(self, after: int, limit: int) -> list[int]:
         return sorted(t.id for t in self._tables.open_tasks if t.id > after)[:limit]
 
-    def open_counts(self) -> OpenCounts:
-        open_tasks = {task.id for task in self._tables.open_tasks}
+    def open_counts(self, lanes: Collection[int] | None = None) -> OpenCounts:
+        """`lanes`: count only the tasks of these lanes."""
+        open_tasks = {task.id for task in self._tables.open_tasks if lanes is None or task.lane in lanes}
         steps = [row.stored for row in self._tables.steps.values() if row.stored.task_id in open_tasks]
         counts = Counter(self._tables.tasks[s.task_id].namespace for s in steps if s.finished_ms is None)
         return OpenCounts(len(open_tasks), dict(counts))
@@ -276,7 +277,7 @@ class MemoryQueries:
 
     def lanes(self) -> list[LaneRow]:
         tables = self._tables
-        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
+        return [LaneRow(lane, *owner, tables.seqs[lane]) for lane, owner in tables.lanes.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX
