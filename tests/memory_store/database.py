@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.store.lane import Rows
 from stepwire_broker.store.ports import IDS_AT_START
+from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
@@ -27,21 +28,24 @@ def begin_epoch(
     tables.epochs += 1
     for lane in own:
         tables.take(lane, broker_id, tables.epochs)
-    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in own}
-    queries = MemoryQueries(tables)
-    counts = queries.open_counts(own)
+    taken = tuple(taken_lane(tables, lane, lease_ms_before) for lane in own)
     return Opened(
         deployment=tables.deployment,
         epoch=tables.epochs,
-        ids=ids,
         blocks={number: block.lane for number, block in tables.blocks.items()},
-        lanes={lane: tables.seqs[lane] for lane in own},
-        lease_ms_before=lease_ms_before,
+        lanes=taken,
         workflows=list(tables.workflows.values()),
-        open_tasks=counts.tasks,
-        open_steps=counts.steps,
-        controls=queries.controls(),
+        controls=MemoryQueries(tables).controls(),
     )
+
+
+def taken_lane(tables: Tables, lane: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
+    """Read what a broker needs that begins to own this lane. Without `ids`, reserve some."""
+    ids = ids or tables.reserve_ids(lane, IDS_AT_START)
+    counts = MemoryQueries(tables).open_counts().get(lane, NO_TASKS)
+    blocks = tuple(number for number, block in tables.blocks.items() if block.lane == lane)
+    epoch, end = tables.lanes[lane].epoch, tables.seqs[lane]
+    return TakenLane(lane, epoch, end, ids, counts.tasks, counts.steps, lease_ms, blocks)
 
 
 class MemoryDatabase:
@@ -50,7 +54,8 @@ class MemoryDatabase:
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
         self.file = None
-        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in opened.lanes}
+        own = [taken.lane for taken in opened.lanes]
+        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
         self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
         self.cleaning: Any = None  # these tables have no file

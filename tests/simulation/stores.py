@@ -42,7 +42,7 @@ class MemoryStore:
     ) -> tuple[Opened, dict[int, "Observed"]]:
         """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
         opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
-        writers = {lane: MemoryWriter(self.tables, lane) for lane in opened.lanes}
+        writers = {taken.lane: MemoryWriter(self.tables, taken.lane) for taken in opened.lanes}
         return opened, {n: Observed(n, writer, self._refuses, self._on_commit) for n, writer in writers.items()}
 
     def differences(self) -> list[str]:

@@ -105,7 +105,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
             handout.lease_ms += step.definition.timeout_ms
-            handout.due_mono = max(level0.started_mono + handout.lease_ms, now.mono + SETTLE_MS)
+            handout.due_mono = max(state.lanes[step.task.lane].taken_mono + handout.lease_ms, now.mono + SETTLE_MS)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
