@@ -98,9 +98,7 @@ class World:
             deployment=DEPLOYMENT,
             epoch=epoch,
             blocks={number: block.lane for number, block in self.rows.tables.blocks.items()},
-            lanes=tuple(
-                taken_lane(self.rows.tables, lane, epoch, self.lease_before_ms, own) for lane, own in ids.items()
-            ),
+            lanes=tuple(taken_lane(self.rows.tables, lane, self.lease_before_ms, own) for lane, own in ids.items()),
             workflows=[],
             controls=self.rows.controls,
         )
