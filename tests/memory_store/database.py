@@ -4,9 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.store.lane import Rows
 from stepwire_broker.store.ports import IDS_AT_START
+from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
@@ -23,21 +24,23 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
     tables.epoch += 1
-    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in tables.seqs}
-    queries = MemoryQueries(tables)
-    counts = queries.open_counts()
+    taken = tuple(taken_lane(tables, lane, tables.epoch, lease_ms_before) for lane in tables.seqs)
     return Opened(
         deployment=tables.deployment,
         epoch=tables.epoch,
-        ids=ids,
         blocks={number: block.lane for number, block in tables.blocks.items()},
-        lanes=dict(tables.seqs),
-        lease_ms_before=lease_ms_before,
+        lanes=taken,
         workflows=list(tables.workflows.values()),
-        open_tasks=counts.tasks,
-        open_steps=counts.steps,
-        controls=queries.controls(),
+        controls=MemoryQueries(tables).controls(),
     )
+
+
+def taken_lane(tables: Tables, lane: int, epoch: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
+    """Read what a broker needs that begins to own this lane. Without `ids`, reserve some."""
+    ids = ids or tables.reserve_ids(lane, IDS_AT_START)
+    counts = MemoryQueries(tables).open_counts().get(lane, NO_TASKS)
+    blocks = tuple(number for number, block in tables.blocks.items() if block.lane == lane)
+    return TakenLane(lane, epoch, tables.seqs[lane], ids, counts.tasks, counts.steps, lease_ms, blocks)
 
 
 class MemoryDatabase:
@@ -47,9 +50,9 @@ class MemoryDatabase:
         self.opened = opened
         self.file = None
         writer = MemoryWriter(tables, opened.epoch, refuses)
-        self.writers = dict.fromkeys(opened.lanes, writer)
+        self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = MemoryReaders(tables)
-        self.pruning = {lane: MemoryPruning(tables, writer) for lane in opened.lanes}
+        self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
         self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:

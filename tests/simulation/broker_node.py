@@ -14,7 +14,7 @@ from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
-from stepwire_broker.core.model.commit_group import Broken, CommitGroup, Fenced, Outcome
+from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
 from stepwire_broker.core.model.events import (
     ClaimRefuted,
     Drain,
@@ -433,7 +433,7 @@ class BrokerNode:
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
-        if isinstance(outcome, Broken | Fenced):
+        if isinstance(outcome, Broken | LaneLost):
             raise Killed
         self._frames = 0
         self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)

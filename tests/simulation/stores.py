@@ -41,7 +41,7 @@ class MemoryStore:
     def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
         """Return what the core starts from, and the writer of each lane."""
         opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
-        writers = {lane: MemoryWriter(self.tables, opened.epoch, lane=lane) for lane in opened.lanes}
+        writers = {t.lane: MemoryWriter(self.tables, opened.epoch, lane=t.lane) for t in opened.lanes}
         return opened, {n: Observed(writer, self._refuses, self._on_commit) for n, writer in writers.items()}
 
     def differences(self) -> list[str]:

@@ -36,11 +36,12 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
+from .lanes import opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
-from .model.events import Command, Event, Now
+from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
@@ -92,13 +93,10 @@ class Machine:
         self.state = state
         for workflow, active in workflows:
             add_workflow(state, workflow, active)
-        for lane in state.outbox.lanes:
-            submission.reserve_numbers(state, lane, 0)
-        if state.unloaded:
-            state.timers.set(0, PageDue())
+        for lane in state.lanes:
+            opening.begin(state, lane)
         if state.guards.by_handler:
             state.timers.set(0, GuardSweepDue())
-        state.timers.set(state.safe_at_mono, RecoverySafe())
 
     def handle(self, event: Event, now: Now, principal: str = PROCESS) -> Decision:
         """Decide on one event. The Decision holds the actions that must be taken at once.
@@ -230,7 +228,7 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
         return
     culprits = steps_to_blame(task)
     discard(state, task, now)
-    state.unloaded += 1
+    state.count_unloaded(task.lane, 1)
     request = state.next_read()
     state.rejected[task_id] = (culprits, error)
     state.loads[request] = RejectedLoad(task_id)
@@ -258,13 +256,14 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
         case PageLoad():
             residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
-            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+            loaded = residency.of_own_lanes(state, event.loaded, load)
+            residency.insert(state, loaded, load, now)
             state.principal = load.principal
-            _on_message(state, load.message, now, event.absent - _steps_in(event.loaded, load.gone))
+            _on_message(state, load.message, now, event.absent - _steps_in(loaded, load.gone))
         case CommandLoad():
-            _command_again(state, event.loaded, load.gone, load.command, now)
+            _command_again(state, event.loaded, load, now)
         case RejectedLoad():
-            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+            residency.insert(state, event.loaded, load, now)
         case _:
             assert_never(load)
 
@@ -273,18 +272,19 @@ def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
     return frozenset(step.id for step in loaded.steps if step.task_id in gone)
 
 
-def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: Command, now: Now) -> None:
+def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: Now) -> None:
     """Handle the command again with the loaded task. A finished task stays in memory only if the command reopens it."""
+    command = load.command
     if not loaded.tasks:
         state.refuse_now(command.request, not_found(command))
         return
     row = loaded.tasks[0]
-    if row.id in gone and row.id not in state.tasks:
+    if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
         return
     if row.id not in state.tasks:
         if row.finished_ms is None:
-            state.unloaded -= residency.insert(state, loaded, gone, now)
+            residency.insert(state, loaded, load, now)
         else:
             residency.admit_final(state, residency.restored(state, row, loaded.steps))
     HANDLERS[type(command)](state, command, now)
@@ -412,12 +412,13 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
 
 
 def _recover(state: BrokerState, now: Now) -> None:
-    state.safe_is_due = False
-    if now.mono >= state.safe_at_mono:
-        loss.expire_recovered(state, now)
-    if state.recovered or now.mono < state.safe_at_mono:
-        state.safe_is_due = True
-        state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), RecoverySafe())
+    if state.safe_due_mono is None or now.mono < state.safe_due_mono:
+        return  # a timer that was replaced by an earlier one
+    state.safe_due_mono = None
+    loss.expire_recovered(state, now)
+    unsafe = [lane.safe_at_mono for lane in state.lanes.values() if now.mono < lane.safe_at_mono]
+    if state.recovered or unsafe:
+        state.await_safety(max(min(unsafe, default=0), now.mono + residency.PAGE_PAUSE_MS))
 
 
 def _reload_rejected(state: BrokerState, task_id: int) -> None:
@@ -489,6 +490,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
+    # lanes
+    events.LanesTaken: opening.on_taken,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

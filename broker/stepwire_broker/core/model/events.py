@@ -12,7 +12,7 @@ from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
@@ -207,6 +207,24 @@ class LoadFailed(Struct, frozen=True):
     error: str
 
 
+class LanesTaken(Struct, frozen=True):
+    """The broker owns these lanes now, in addition to the others."""
+
+    lanes: tuple[TakenLane, ...]
+
+
+class ReleaseLane(Struct, frozen=True):
+    """Give this lane up as soon as it may go: dispatch nothing more of it, then request the release."""
+
+    lane: int
+
+
+class LaneReleased(Struct, frozen=True):
+    """The release of this lane is stored, so another broker may own it now."""
+
+    lane: int
+
+
 class LoopWasLate(Struct, frozen=True):
     """The loop was blocked for `gap_ms`: no worker counts as silent for that time."""
 
@@ -277,6 +295,7 @@ Event: TypeAlias = (
     | LoadedTasks
     | LoadedPayloads
     | LoadFailed
+    | LanesTaken
     | LoopWasLate
     | Tick
     | Reconfigure

@@ -69,7 +69,6 @@ class Handout(Struct, weakref=False, eq=False):
 class Level0(Struct):
     """The broker's state of level 0."""
 
-    started_mono: int
     peers: dict[str, Level0Peer] = {}  # by `to`
     handouts: dict[str, Handout] = {}  # by batch id
     expired: OrderedDict[str, Level0Peer] = field(

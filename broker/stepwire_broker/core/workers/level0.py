@@ -105,7 +105,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
             handout.lease_ms += step.definition.timeout_ms
-            handout.due_mono = max(level0.started_mono + handout.lease_ms, now.mono + SETTLE_MS)
+            handout.due_mono = max(state.lanes[step.task.lane].taken_mono + handout.lease_ms, now.mono + SETTLE_MS)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -114,13 +114,15 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
 def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: frozenset[int] = frozenset()) -> None:
     """`absent`: steps that were looked up in the database and are final or pruned.
 
-    An answer is accepted even while the database is behind: it is not resent, and each peer sends at most one.
+    An answer is accepted even while the database is behind: it is not resent, and each peer sends at most one. It
+    reaches every broker: results of steps that another broker owns are left to it.
     """
-    unknown = [
-        r.step_id
-        for r in message.results
-        if r.step_id not in state.steps and r.step_id not in state.ended and r.step_id not in absent
-    ]
+    missing = [r.step_id for r in message.results if r.step_id not in state.steps]
+    foreign = {step_id for step_id in missing if state.is_foreign(step_id)}
+    if foreign and len(foreign) == len(message.results):
+        state.counters.ignored += 1
+        return
+    unknown = [i for i in missing if i not in foreign and i not in state.ended and i not in absent]
     if unknown:
         look_up(state, message, unknown)
         return
@@ -139,6 +141,8 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         state.counters.late_results += 1  # an error for a batch that is over or unknown
     refused: str | None = None
     for result in results:
+        if result.step_id in foreign:
+            continue
         step = state.steps.get(result.step_id)
         delivery = None
         if step is not None and step.state not in STEP_FINAL:

@@ -4,10 +4,11 @@ import sqlite3
 from pathlib import Path
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.store.contents import COPIED, note
 from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import IDS_AT_START, LANE
+from stepwire_broker.store.rows import NO_TASKS
 
 from . import opening
 from .cleaning import SqliteCleaning
@@ -25,9 +26,9 @@ class SqliteDatabase:
     def __init__(self, lock: opening.Lock, writer: SqliteWriter, readers: SqliteReaders, opened: Opened) -> None:
         self.opened = opened
         self.file = writer.path
-        self.writers = dict.fromkeys(opened.lanes, writer)
+        self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = readers
-        self.pruning = {lane: SqlitePruning(writer) for lane in opened.lanes}
+        self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
         self._writer = writer
@@ -110,16 +111,23 @@ def begin_epoch(
     (deployment,) = connection.execute("SELECT value FROM meta WHERE name = 'deployment'").fetchone()
     (epoch,) = connection.execute("SELECT epoch FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     queries = SqliteQueries(connection)
-    counts = queries.open_counts()
+    counts = queries.open_counts().get(lane.id, NO_TASKS)
+    blocks = dict(connection.execute("SELECT number, lane FROM blocks").fetchall())
+    taken = TakenLane(
+        lane=lane.id,
+        epoch=lane.epoch,
+        end=lane.seq,
+        ids=ids,
+        open_tasks=counts.tasks,
+        open_steps=counts.steps,
+        lease_ms=lease_ms_before,
+        blocks=tuple(number for number, owner in blocks.items() if owner == lane.id),
+    )
     return lane, Opened(
         deployment=deployment,
         epoch=epoch,
-        ids={lane.id: ids},
-        blocks=dict(connection.execute("SELECT number, lane FROM blocks").fetchall()),
-        lanes={lane.id: lane.seq},
-        lease_ms_before=lease_ms_before,
+        blocks=blocks,
+        lanes=(taken,),
         workflows=queries.workflows(),
-        open_tasks=counts.tasks,
-        open_steps=counts.steps,
         controls=queries.controls(),
     )

@@ -153,7 +153,7 @@ def _renewed(
             deployment_before=before,
             deployment=opened.deployment,
             epoch=opened.epoch,
-            open_tasks=SqliteQueries(connection).open_counts().tasks,
+            open_tasks=sum(counts.tasks for counts in SqliteQueries(connection).open_counts().values()),
             held_tasks=held_tasks,
             held_steps=held_steps,
             replaced=[],
