@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep
 from stepwire_broker.core.model.commit_group import AuditNew, Parked, TaskNew
+from stepwire_broker.store import stored_audit
 from stepwire_broker.store.lane import Rows, Trouble
-from stepwire_broker.store.sqlite import audit
 from stepwire_broker.store.sqlite.database import begin_epoch
 from stepwire_broker.store.sqlite.migrate import migrate
 from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 from stepwire_broker.store.sqlite.troubles import trouble_of as sqlite_trouble
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 
@@ -97,7 +98,11 @@ class SqliteStore:
                 self.connection.execute("SELECT number, lane, reserved FROM blocks ORDER BY number").fetchall(),
             ),
             ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
-            ("audit", [tuple(row) for row in self.tables.audit], [tuple(row) for row in audit.rows(self.connection)]),
+            (
+                "audit",
+                [tuple(row) for row in self.tables.audit],
+                [tuple(row) for row in stored_audit.rows(SqliteState(self.connection))],
+            ),
         ):
             if ours != theirs:
                 wrong = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
