@@ -174,7 +174,7 @@ class Engine:
             epoch=self.epoch,
             deployment=self.deployment,
             open_tasks=store.opened.open_tasks,
-            open_steps=sum(store.opened.open_steps.values()),
+            open_steps=store.opened.open_steps,
             steps=[pair.steps for pair in core.wire.bound],
             results=[pair.results for pair in core.wire.bound],
         )

@@ -394,6 +394,15 @@ FAULTS: Final[dict[str, Fault]] = {
             lambda self, n, now: ({p.id: 14 for p in self._brokers}, {p.id: 4 for p in self._brokers}),
         ),
     ),
+    "credit_divided_at_once": Fault(
+        "brokers.promised", edit(Credit, "_split", "capacity - load - promised", "capacity - load")
+    ),
+    "no_credit_for_the_third_broker": Fault(
+        "brokers.turns", edit(Credit, "_is_closed", "or peer.is_quiet", "or peer.is_quiet or peer.id == 'b3'")
+    ),
+    "results_of_a_moved_part_keep_their_owner": Fault(
+        "brokers.moved", edit(Session, "_on_adopt", "self.holdings.move(held, peer)", "pass")
+    ),
     # -- going away
     "quiet_ignored": Fault("quiet.order", edit(Leases, "on_heartbeat_ack", "peer.is_quiet = message.quiet", "pass")),
     "quiet_for_ever": Fault(

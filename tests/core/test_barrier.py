@@ -228,7 +228,9 @@ def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lane
     ids = [world.task(ONE) for _ in range(2)]
     of_one, of_two = (world.state.tasks[task_id] for task_id in ids)
     of_one.lane, of_two.lane = 1, 2
-    outbox = Outbox({1: 10, 2: 20})
+    outbox = Outbox()
+    outbox.add_lane(1, 10)
+    outbox.add_lane(2, 20)
     sends = {
         "one": SendAnswer(1, None, of_one),
         "two": SendAnswer(2, None, of_two),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from stepwire_broker.core.membership.cluster_rows import Beaten, BrokerRow, LaneOwner, ObservedBroker
-from stepwire_broker.core.membership.members import Members, OwnLanes, Conclusion
+from stepwire_broker.core.membership.members import Conclusion, Members, OwnLanes
 from stepwire_broker.core.membership.shares import aims
 
 LEASE_MS = 10_000

@@ -238,8 +238,8 @@ class Machine(RuleBasedStateMachine):
         if self.world.writing is not None:
             self.watch(self.world.writing)
             self.world.rows.write(self.world.writing)  # it was durable, and the broker died before it knew
-        for ids in self.world.state.ids.values():
-            ids.next = max([ids.next, *(t + 100 for t in self.world.rows.tasks)])
+        for lane in self.world.state.lanes.values():
+            lane.ids.next = max([lane.ids.next, *(t + 100 for t in self.world.rows.tasks)])
         self.world.restart()
         self.heard = self.groups_seen = 0
 

@@ -614,4 +614,4 @@ def test_a_task_that_was_in_memory_is_loaded_by_the_next_start_without_a_write()
     assert task_id in world.state.tasks
     assert not world.state.outbox.lanes[LANE].dirty
     assert not world.stored(task_id).stored
-    assert world.state.left_behind == {LANE: None}
+    assert world.state.lanes[LANE].left_behind is None

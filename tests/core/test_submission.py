@@ -141,7 +141,7 @@ def test_open_steps_are_limited_and_count_one_by_one_also_over_a_restart() -> No
 
 def test_numbers_are_reserved_before_they_are_used_up() -> None:
     world = World()
-    ids = world.state.ids[LANE]
+    ids = world.state.lanes[LANE].ids
     ids.last = ids.next + 10
     world.rows.tables.blocks[0] = BlockRow(LANE, ids.last)
     world.apply(ONE)
@@ -157,9 +157,9 @@ def test_numbers_are_reserved_before_they_are_used_up() -> None:
 def test_a_lane_continues_in_a_block_of_its_own_after_its_last_id() -> None:
     world = World(lanes=2)
     world.apply(ONE)
-    for lane, ids in world.state.ids.items():
-        ids.next = ids.last - 2
-        reserve_numbers(world.state, lane, 1)
+    for lane in world.state.lanes.values():
+        lane.ids.next = lane.ids.last - 2
+        reserve_numbers(world.state, lane.number, 1)
     answers = [world.submit(count=2) for _ in range(6)]
     assert all(isinstance(answer, TasksSubmitted) for answer in answers)
     world.restart()
@@ -177,7 +177,7 @@ def test_a_lane_continues_in_a_block_of_its_own_after_its_last_id() -> None:
 def test_too_many_submissions_that_wait_for_ids_are_refused() -> None:
     world = limited(uncommitted_bytes=8_000)
     world.apply(ONE)
-    ids = world.state.ids[LANE]
+    ids = world.state.lanes[LANE].ids
     ids.last, ids.is_asked = ids.next, True  # further ids are on their way
     answers = [world.submit(context=b'{"a":"%s"}' % (b"x" * 500)) for _ in range(5)]
     assert answers[:2] == [None, None]
@@ -190,7 +190,7 @@ def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> 
     world = World()
     world.apply(ONE)
     world.submit()
-    unused = (world.state.ids[LANE].next, world.state.ids[LANE].last)
+    unused = (world.state.lanes[LANE].ids.next, world.state.lanes[LANE].ids.last)
     world.handle(events.Leave())
     assert world.groups[-1].unused_ids == unused
     refused = world.submit()
@@ -201,7 +201,7 @@ def test_a_broker_that_leaves_returns_its_unused_ids_and_uses_none_of_them() -> 
 def test_a_broker_that_leaves_while_it_reserves_ids_returns_none() -> None:
     world = World()
     world.apply(ONE)
-    world.state.ids[LANE].is_asked = True
+    world.state.lanes[LANE].ids.is_asked = True
     world.handle(events.Leave())
     assert [group.unused_ids for group in world.groups if group.unused_ids is not None] == []
 

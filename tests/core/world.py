@@ -31,6 +31,7 @@ from stepwire_protocol import codec, topics
 from stepwire_protocol import messages as wire
 
 from tests.memory_store.at_once import StoreAtOnce
+from tests.memory_store.database import taken_lane
 
 BROKER = "b1"
 DEPLOYMENT = "d" * 32
@@ -96,13 +97,9 @@ class World:
         opened = Opened(
             deployment=DEPLOYMENT,
             epoch=epoch,
-            ids=ids,
             blocks={number: block.lane for number, block in self.rows.tables.blocks.items()},
-            lanes=dict(self.rows.tables.seqs),
-            lease_ms_before=self.lease_before_ms,
+            lanes=tuple(taken_lane(self.rows.tables, lane, self.lease_before_ms, own) for lane, own in ids.items()),
             workflows=[],
-            open_tasks=self.rows.open_tasks,
-            open_steps=self.rows.open_by_namespace,
             controls=self.rows.controls,
         )
         self.state = BrokerState.begin(self.settings, identity, opened, self.now, router)
@@ -114,7 +111,7 @@ class World:
     def restart(self) -> None:
         """Kill the broker and start it again on the same database. Everything that was not committed is lost."""
         epoch = self.state.identity.epoch + 1
-        ids = {lane: (ids.next, ids.last) for lane, ids in self.state.ids.items()}
+        ids = {number: (lane.ids.next, lane.ids.last) for number, lane in self.state.lanes.items()}
         for number, workflow in self.state.workflows.items():
             active = self.state.active.get((workflow.namespace, workflow.name)) is workflow
             self.documents[number] = (workflow, active)

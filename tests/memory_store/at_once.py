@@ -2,6 +2,8 @@
 answered in one call, by the shipped claims stage.
 """
 
+from collections import Counter
+
 from stepwire_broker.core.commit.decision import Read
 from stepwire_broker.core.commit.history import ReplayDifference, differences, replay
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredStep, StoredTask
@@ -27,10 +29,11 @@ class StoreAtOnce:
 
     def begin(self, epoch: int) -> None:
         """Fence every writer of an earlier epoch."""
-        self.tables.epoch = epoch
+        for lane in self.tables.lanes:
+            self.tables.take(lane, "b1", epoch)
 
     def write(self, group: CommitGroup) -> Committed:
-        writer = MemoryWriter(self.tables, self.tables.epoch, self._refuse, group.lane)
+        writer = MemoryWriter(self.tables, group.lane, self._refuse)
         outcome = Writing(group.lane, writer, group).attempt()
         assert isinstance(outcome, Committed), outcome
         return outcome
@@ -83,7 +86,7 @@ class StoreAtOnce:
 
     @property
     def open_tasks(self) -> int:
-        return self.queries.open_counts().tasks
+        return sum(counts.tasks for counts in self.queries.open_counts().values())
 
     @property
     def open_steps(self) -> int:
@@ -91,7 +94,10 @@ class StoreAtOnce:
 
     @property
     def open_by_namespace(self) -> dict[str, int]:
-        return self.queries.open_counts().steps
+        counts: Counter[str] = Counter()
+        for lane in self.queries.open_counts().values():
+            counts.update(lane.steps)
+        return dict(counts)
 
     def task(self, task_id: int) -> StoredTask:
         return self.tables.stored_task(task_id)

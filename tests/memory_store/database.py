@@ -1,12 +1,13 @@
 """A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.store.lane import Rows
 from stepwire_broker.store.ports import IDS_AT_START
+from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
@@ -17,27 +18,34 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> Opened:
-    """Begin a new epoch, which fences every writer of an earlier one."""
-    tables.broker = broker_id
+def begin_epoch(
+    tables: Tables, broker_id: str, lease_ms: int, entropy: int, lanes: Collection[int] | None = None
+) -> Opened:
+    """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
+    own = tables.lanes.keys() if lanes is None else lanes
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
-    tables.epoch += 1
-    ids = {lane: tables.reserve_ids(lane, IDS_AT_START) for lane in tables.seqs}
-    queries = MemoryQueries(tables)
-    counts = queries.open_counts()
+    tables.epochs += 1
+    for lane in own:
+        tables.take(lane, broker_id, tables.epochs)
+    taken = tuple(taken_lane(tables, lane, lease_ms_before) for lane in own)
     return Opened(
         deployment=tables.deployment,
-        epoch=tables.epoch,
-        ids=ids,
+        epoch=tables.epochs,
         blocks={number: block.lane for number, block in tables.blocks.items()},
-        lanes=dict(tables.seqs),
-        lease_ms_before=lease_ms_before,
+        lanes=taken,
         workflows=list(tables.workflows.values()),
-        open_tasks=counts.tasks,
-        open_steps=counts.steps,
-        controls=queries.controls(),
+        controls=MemoryQueries(tables).controls(),
     )
+
+
+def taken_lane(tables: Tables, lane: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
+    """Read what a broker needs that begins to own this lane. Without `ids`, reserve some."""
+    ids = ids or tables.reserve_ids(lane, IDS_AT_START)
+    counts = MemoryQueries(tables).open_counts().get(lane, NO_TASKS)
+    blocks = tuple(number for number, block in tables.blocks.items() if block.lane == lane)
+    epoch, end = tables.lanes[lane].epoch, tables.seqs[lane]
+    return TakenLane(lane, epoch, end, ids, counts.tasks, counts.steps, lease_ms, blocks)
 
 
 class MemoryDatabase:
@@ -46,10 +54,10 @@ class MemoryDatabase:
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
         self.file = None
-        writer = MemoryWriter(tables, opened.epoch, refuses)
-        self.writers = dict.fromkeys(opened.lanes, writer)
+        own = [taken.lane for taken in opened.lanes]
+        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
-        self.pruning = {lane: MemoryPruning(tables, writer) for lane in opened.lanes}
+        self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
         self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:

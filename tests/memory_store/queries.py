@@ -36,6 +36,7 @@ from stepwire_broker.store.rows import (
     TaskRow,
     TaskWithHistory,
     WorkflowRow,
+    counts_by_lane,
 )
 from stepwire_protocol import limits, patterns
 
@@ -93,11 +94,16 @@ class MemoryQueries:
     def open_task_ids(self, after: int, limit: int) -> list[int]:
         return sorted(t.id for t in self._tables.open_tasks if t.id > after)[:limit]
 
-    def open_counts(self) -> OpenCounts:
-        open_tasks = {task.id for task in self._tables.open_tasks}
-        steps = [row.stored for row in self._tables.steps.values() if row.stored.task_id in open_tasks]
-        counts = Counter(self._tables.tasks[s.task_id].namespace for s in steps if s.finished_ms is None)
-        return OpenCounts(len(open_tasks), dict(counts))
+    def open_counts(self) -> dict[int, OpenCounts]:
+        open_steps = Counter(
+            row.stored.task_id for row in self._tables.steps.values() if row.stored.finished_ms is None
+        )
+        tasks: Counter[tuple[int, str]] = Counter()
+        steps: Counter[tuple[int, str]] = Counter()
+        for task in self._tables.open_tasks:
+            tasks[task.lane, task.namespace] += 1
+            steps[task.lane, task.namespace] += open_steps[task.id]
+        return counts_by_lane((*of, count, steps[of]) for of, count in tasks.items())
 
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
         return [
@@ -276,7 +282,7 @@ class MemoryQueries:
 
     def lanes(self) -> list[LaneRow]:
         tables = self._tables
-        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
+        return [LaneRow(lane, *owner, tables.seqs[lane]) for lane, owner in tables.lanes.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX

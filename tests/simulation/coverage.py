@@ -14,7 +14,8 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "PeersUncertain"): "every connection in this world has a name; the core's own tests have one without",
     ("event", "MessageIgnored"): "every sender in this world has this version; the core's own tests have a later one",
     ("event", "FrameRefused"): "this network carries only whole frames; the core's own tests have a broken one",
-    ("event", "Fenced"): "on SQLite the file lock is the lease, so there is no second broker",
+    ("event", "LaneLost"): "on SQLite the file lock is the lease, so there is no second broker",
+    ("event", "LanesTaken"): "there is no second broker",
     ("timer", "StartLimit"): "every worker in this world sends heartbeats; the core's own tests have one that does not",
 }
 IMPOSSIBLE |= {

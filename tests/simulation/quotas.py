@@ -81,10 +81,10 @@ class Quotas:
         state = self.world.broker.state
         expected, is_building = self._over(command), bool(state.building)
         refused_before = sum(state.counters.over_quota.values())
-        ids_before = sum(ids.next for ids in state.ids.values())
+        ids_before = sum(lane.ids.next for lane in state.lanes.values())
         handle()
         is_refused = sum(state.counters.over_quota.values()) > refused_before
-        is_accepted = sum(ids.next for ids in state.ids.values()) > ids_before
+        is_accepted = sum(lane.ids.next for lane in state.lanes.values()) > ids_before
         if not is_building:  # the open steps of a submission that is being built cannot be counted from outside
             checks.check_decision(self.world.checks.books, expected, is_refused=is_refused, is_accepted=is_accepted)
         if is_accepted:

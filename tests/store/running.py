@@ -67,7 +67,8 @@ class Running:
     ) -> None:
         self.store = open_at(place, broker, lease_ms=lease_ms)
         self.opened: Opened = self.store.opened
-        ((self.lane, self.seq),) = self.opened.lanes.items()
+        (self.taken,) = self.opened.lanes
+        self.lane, self.seq = self.taken.lane, self.taken.end
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.store.start(self.outcomes.put, faults, retention)
 

@@ -62,7 +62,10 @@ def outside_grant(broker: EnginePort, grant: Grant, hello: Hello) -> str | None:
 def may_hold_steps(broker: EnginePort, worker: str) -> bool:
     """True if the worker has a session, or may still run deliveries from before the broker started."""
     state = broker.state
-    return worker in state.sessions or (worker in state.recovered and broker.now().mono < state.safe_at_mono)
+    if worker in state.sessions:
+        return True
+    lanes = {step.task.lane for step in state.recovered.get(worker, {}).values()}
+    return any(broker.now().mono < state.lanes[lane].safe_at_mono for lane in lanes)
 
 
 # -- the broker -------------------------------------------------------------------------------------------------------

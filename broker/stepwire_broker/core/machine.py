@@ -15,6 +15,7 @@ from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
 from .answers.answers import CommandRefused
+from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
@@ -36,11 +37,12 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
+from .lanes import opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
 from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
-from .model.events import Command, Event, Now
+from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
@@ -83,7 +85,6 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 
 
@@ -92,13 +93,10 @@ class Machine:
         self.state = state
         for workflow, active in workflows:
             add_workflow(state, workflow, active)
-        for lane in state.outbox.lanes:
-            submission.reserve_numbers(state, lane, 0)
-        if state.unloaded:
-            state.timers.set(0, PageDue())
+        for lane in state.lanes:
+            opening.begin(state, lane)
         if state.guards.by_handler:
             state.timers.set(0, GuardSweepDue())
-        state.timers.set(state.safe_at_mono, RecoverySafe())
 
     def handle(self, event: Event, now: Now, principal: str = PROCESS) -> Decision:
         """Decide on one event. The Decision holds the actions that must be taken at once.
@@ -230,7 +228,7 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
         return
     culprits = steps_to_blame(task)
     discard(state, task, now)
-    state.unloaded += 1
+    state.count_unloaded(task.lane, 1)
     request = state.next_read()
     state.rejected[task_id] = (culprits, error)
     state.loads[request] = RejectedLoad(task_id)
@@ -258,13 +256,14 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
         case PageLoad():
             residency.on_page(state, event.loaded, load, now)
         case ResultsLoad():
-            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+            loaded = residency.of_own_lanes(state, event.loaded, load)
+            residency.insert(state, loaded, load, now)
             state.principal = load.principal
-            _on_message(state, load.message, now, event.absent - _steps_in(event.loaded, load.gone))
+            _on_message(state, load.message, now, event.absent - _steps_in(loaded, load.gone))
         case CommandLoad():
-            _command_again(state, event.loaded, load.gone, load.command, now)
+            _command_again(state, event.loaded, load, now)
         case RejectedLoad():
-            state.unloaded -= residency.insert(state, event.loaded, load.gone, now)
+            residency.insert(state, event.loaded, load, now)
         case _:
             assert_never(load)
 
@@ -273,18 +272,19 @@ def _steps_in(loaded: Loaded, gone: set[int]) -> frozenset[int]:
     return frozenset(step.id for step in loaded.steps if step.task_id in gone)
 
 
-def _command_again(state: BrokerState, loaded: Loaded, gone: set[int], command: Command, now: Now) -> None:
+def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: Now) -> None:
     """Handle the command again with the loaded task. A finished task stays in memory only if the command reopens it."""
+    command = load.command
     if not loaded.tasks:
         state.refuse_now(command.request, not_found(command))
         return
     row = loaded.tasks[0]
-    if row.id in gone and row.id not in state.tasks:
+    if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
         return
     if row.id not in state.tasks:
         if row.finished_ms is None:
-            state.unloaded -= residency.insert(state, loaded, gone, now)
+            residency.insert(state, loaded, load, now)
         else:
             residency.admit_final(state, residency.restored(state, row, loaded.steps))
     HANDLERS[type(command)](state, command, now)
@@ -412,12 +412,13 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
 
 
 def _recover(state: BrokerState, now: Now) -> None:
-    state.safe_is_due = False
-    if now.mono >= state.safe_at_mono:
-        loss.expire_recovered(state, now)
-    if state.recovered or now.mono < state.safe_at_mono:
-        state.safe_is_due = True
-        state.timers.set(max(state.safe_at_mono, now.mono + residency.PAGE_PAUSE_MS), RecoverySafe())
+    if state.safe_due_mono is None or now.mono < state.safe_due_mono:
+        return  # a timer that was replaced by an earlier one
+    state.safe_due_mono = None
+    loss.expire_recovered(state, now)
+    unsafe = [lane.safe_at_mono for lane in state.lanes.values() if now.mono < lane.safe_at_mono]
+    if state.recovered or unsafe:
+        state.await_safety(max(min(unsafe, default=0), now.mono + residency.PAGE_PAUSE_MS))
 
 
 def _reload_rejected(state: BrokerState, task_id: int) -> None:
@@ -425,22 +426,6 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
         request = state.next_read()
         state.loads[request] = RejectedLoad(task_id)
         state.decision.reads.append(LoadById(request, [task_id]))
-
-
-def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    broker, before = state.identity.broker, state.peers
-    state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
-    if event.next is not None:
-        state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    state.peers_in_welcome = state.peers
-    if event.replaced is not None:
-        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
-        # the second one in time; with the new key alone it would not know that its own is the wrong one.
-        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
-        state.peers_in_welcome = [old, *state.peers]
-    if before and before != state.peers:
-        state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
-        hello.tell_peers(state, now)
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
@@ -489,6 +474,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
+    # lanes
+    events.LanesTaken: opening.on_taken,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,
@@ -501,7 +488,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ProcessDied: loss.on_process_died,
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
-    events.EndpointsBound: _on_endpoints_bound,
+    events.EndpointsBound: addresses.on_endpoints_bound,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,

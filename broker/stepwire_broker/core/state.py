@@ -18,14 +18,16 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, Route
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .answers.answers import Answer, CommandRefused
+from .brokers.listeners import BrokerEndpoints, ListenerKind
 from .commit.decision import Decision, ToRequest
 from .commit.id_blocks import LaneIds, block_of
 from .commit.loads import AnyLoad
 from .commit.operator_controls import DrainedWorker, PausedExecutor, removal, stored
 from .commit.outbox import LaneState, Outbox, SendAnswer
+from .commit.own_lane import OwnLane, count
 from .commit.timers import Timers
 from .definitions.settings import QuotaSettings, Settings
-from .definitions.stored_rows import LeftBehind, Opened
+from .definitions.stored_rows import LeftBehind, Opened, TakenLane
 from .definitions.workflow import Workflow
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
@@ -39,7 +41,7 @@ from .routing.level0_handlers import Level0Handlers
 from .routing.router import Router, StepRoute
 from .routing.runtime_rules import PlacedRule, stored_rules
 from .shadows.shadow import Shadows
-from .timer_kinds import AnyTimer
+from .timer_kinds import AnyTimer, RecoverySafe
 
 
 class Identity(Struct, frozen=True):
@@ -114,8 +116,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # tasks in memory
     tasks: dict[int, Task] = {}
     steps: dict[int, Step] = {}
-    open_steps: int  # in memory or not
-    open_by_namespace: dict[str, int]  # the same steps; no namespace without open steps is here
+    open_steps: int = 0  # of own lanes, in memory or not
+    open_by_namespace: dict[str, int] = {}  # the same steps; no namespace without open steps is here
     resident_bytes: int = 0
     large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
     large_contexts: list[tuple[LaneState, int, Task]] = []
@@ -135,9 +137,9 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     quotas: Mapping[str, QuotaSettings]
     step_rates: dict[str, StepRate] = {}  # by namespace: of quotas with `steps_per_s`
 
-    # numbers
-    ids: dict[int, LaneIds]  # by lane
-    blocks: dict[int, int]  # by number: the lane of each block of ids
+    # lanes and numbers
+    lanes: dict[int, OwnLane] = {}  # the lanes of `outbox`
+    blocks: dict[int, int]  # by number: the lane of each block of ids, of every lane of the database
     left: bool = False  # the broker has returned its ids, and reserves no others
     submissions_waiting: list[SubmitTasks] = []  # for ids
     submissions_waiting_bytes: int = 0
@@ -161,9 +163,13 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
-    peers: list[Endpoints] = []  # the addresses of brokers
-    peers_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
-    peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
+    came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
+    own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
+    own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
+    other_brokers: tuple[BrokerEndpoints, ...] = ()  # that live now
+    others_addresses: dict[ListenerKind, list[Endpoints]] = {}  # for workers that came to this kind of listener
+    addresses_repeated_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     level0_handlers: Level0Handlers
@@ -174,16 +180,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     quieted: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # by draining worker: whether it must quit
 
     # recovery
-    recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries from before this start
-    safe_at_mono: int  # from this time on no worker holds a lease from before this start
-    safe_is_due: bool = True  # a timer is set for it
+    recovered: dict[str, dict[int, Step]] = {}  # by worker: deliveries from before their lane was taken
+    safe_due_mono: int | None = None  # when the timer for the end of recovery is due
 
     # loading
-    unloaded: int  # open tasks that are only in the database
+    unloaded: int = 0  # open tasks of own lanes that are only in the database
     wants: set[str] = set()  # what tasks in the database wait for
-    stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
-    stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
-    left_behind: dict[int, LeftBehind | None]  # by lane: tasks that the former owner had in memory
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
     page_asked: int | None = None
@@ -207,17 +209,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     ) -> "BrokerState":
         """Return the state of a broker that starts now on this database. No task is in memory yet."""
         router = router or Router(settings.execution, {BUS, LOCAL}, bus_is_distributed=True)
-        return cls(
+        state = cls(
             settings=settings,
             identity=identity,
-            outbox=Outbox(opened.lanes),
-            open_steps=sum(opened.open_steps.values()),
-            open_by_namespace=dict(opened.open_steps),
+            outbox=Outbox(),
             quotas=settings.limits.namespaces,
-            unloaded=opened.open_tasks,
-            stored_may_run=opened.open_tasks > 0,
-            left_behind={lane: LeftBehind(lane, before_id=first) for lane, (first, _) in opened.ids.items()},
-            ids={lane: LaneIds(first, last) for lane, (first, last) in opened.ids.items()},
             blocks=dict(opened.blocks),
             router=router,
             runtime_rules=stored_rules(opened.controls),
@@ -229,13 +225,45 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             },
             quieted=OrderedDict((worker, drained.quit) for worker, drained in stored(opened.controls, DrainedWorker)),
             shadows=Shadows(identity.epoch),
-            level0=Level0(now.mono),
+            level0=Level0(),
             level0_handlers=Level0Handlers(settings.bus.level0.handlers, opened.controls),
-            safe_at_mono=now.mono + int(1.03 * max(opened.lease_ms_before, settings.bus.lease_ms)),
         )
+        for taken in opened.lanes:
+            state.open_lane(taken, now)
+        return state
 
     def __repr__(self) -> str:
         return f"<the state of broker {self.identity.broker}, epoch {self.identity.epoch}>"
+
+    def open_lane(self, taken: TakenLane, now: Now) -> OwnLane:
+        """Add a lane that this broker owns from now on. None of its tasks is in memory yet."""
+        first, last = taken.ids
+        lease_ms = max(taken.lease_ms, self.settings.bus.lease_ms)
+        self.outbox.add_lane(taken.lane, taken.end)
+        self.blocks.update(dict.fromkeys((*taken.blocks, block_of(first)), taken.lane))
+        lane = self.lanes[taken.lane] = OwnLane(
+            number=taken.lane,
+            epoch=taken.epoch,
+            taken_mono=now.mono,
+            safe_at_mono=now.mono + int(1.03 * lease_ms) + taken.unproven_ms,
+            ids=LaneIds(first, last),
+            open_by_namespace=dict(taken.open_steps),
+            unloaded=taken.open_tasks,
+            left_behind=LeftBehind(taken.lane, before_id=first),
+            stored_may_run=taken.open_tasks > 0,
+        )
+        self.unloaded += taken.open_tasks
+        for namespace, steps in taken.open_steps.items():
+            self.open_steps += steps
+            count(self.open_by_namespace, namespace, steps)
+        self.await_safety(lane.safe_at_mono)
+        return lane
+
+    def await_safety(self, at_mono: int) -> None:
+        """Look at this time for recovered deliveries whose workers no longer hold a lease from a former owner."""
+        if self.safe_due_mono is None or at_mono < self.safe_due_mono:
+            self.safe_due_mono = at_mono
+            self.timers.set(at_mono, RecoverySafe())
 
     def executor(self, key: str) -> ExecutorState:
         executor = self.executors.get(key)
@@ -283,18 +311,20 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         open_before = task.open
         apply(task, fact)
         if task.open != open_before:
-            self.count_open(task.namespace, task.open - open_before)
+            self.count_open(task.lane, task.namespace, task.open - open_before)
         task.facts.append(fact)
         self.write(task)
 
-    def count_open(self, namespace: str, more: int) -> None:
-        """Count open steps of this namespace. A negative number subtracts."""
+    def count_open(self, lane: int, namespace: str, more: int) -> None:
+        """Count open steps of this lane and namespace. A negative number subtracts."""
         self.open_steps += more
-        open_steps = self.open_by_namespace.get(namespace, 0) + more
-        if open_steps:
-            self.open_by_namespace[namespace] = open_steps
-        else:
-            self.open_by_namespace.pop(namespace, None)
+        count(self.open_by_namespace, namespace, more)
+        count(self.lanes[lane].open_by_namespace, namespace, more)
+
+    def count_unloaded(self, lane: int, more: int) -> None:
+        """Count open tasks of this lane that are only in the database. A negative number subtracts."""
+        self.unloaded += more
+        self.lanes[lane].unloaded += more
 
     def write(self, task: Task) -> None:
         """Have the changes of this task written with the open group."""
@@ -359,7 +389,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def choose_lane(self, numbers: int) -> int:
         """Return the lane of the next submission, which needs this number of ids: of those that can be written and have
         the ids, the one with the fewest bytes to write. Equal lanes take turns. A task never changes its lane."""
-        lanes, ids = self.outbox.lanes, self.ids
+        lanes, own = self.outbox.lanes, self.lanes
         if len(lanes) == 1:
             return next(iter(lanes))
         self.lane_turn += 1
@@ -367,13 +397,27 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
         def cost(n: int) -> tuple[bool, bool, int, int]:
             lane = lanes[n]
-            return lane.stalled is not None, ids[n].left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
+            return lane.stalled is not None, own[n].ids.left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
 
         return min(lanes, key=cost)
 
     def lane_of(self, number: int) -> int | None:
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
+
+    @property
+    def live_brokers(self) -> int:
+        """The number of live brokers, this one included."""
+        return 1 + len(self.other_brokers)
+
+    def is_own(self, number: int) -> bool:
+        """True if the task or the step with this id is in a lane that this broker owns."""
+        return self.lane_of(number) in self.lanes
+
+    def is_foreign(self, number: int) -> bool:
+        """True if another broker owns the task or the step that has this id."""
+        lane = self.lane_of(number)
+        return lane is not None and lane not in self.lanes
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""

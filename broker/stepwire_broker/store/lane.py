@@ -22,9 +22,9 @@ from stepwire_broker.core.model.commit_group import (
     CommitGroup,
     Committed,
     ControlChanged,
-    Fenced,
     HistoryRow,
     Key,
+    LaneLost,
     Outcome,
     Parked,
     Rejected,
@@ -167,8 +167,8 @@ class Faults(Protocol):
 
 
 class Lane:
-    """`put` takes groups numbered without gaps. The writer's thread reports each group once it is durable. After Fenced
-    or Broken nothing further is written or reported."""
+    """`put` takes groups numbered without gaps. The writer's thread reports each group once it is durable. After
+    LaneLost or Broken nothing further is written or reported."""
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class Writing:
             return trouble if trouble.kind == "passing" else Broken(self._number, trouble.error)
         finally:
             writer.abandon()
-        return self._written if is_ours and self._written is not None else Fenced(self._number)
+        return self._written if is_ours and self._written is not None else LaneLost(self._number)
 
     def _outcome(self, group: CommitGroup, written: WriteResult) -> Committed:
         if group.unused_ids is not None:

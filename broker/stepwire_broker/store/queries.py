@@ -53,7 +53,8 @@ class Queries(LoadQueries, Protocol):
     def tasks(self, wanted: TaskFilter) -> list[TaskRow]:
         """The newest first."""
 
-    def open_counts(self) -> OpenCounts: ...
+    def open_counts(self) -> dict[int, OpenCounts]:
+        """By lane. A lane without open tasks is not here."""
 
     def open_task_ids(self, after: int, limit: int) -> list[int]:
         """Return the tasks of all brokers that have not ended, in the order of their ids."""

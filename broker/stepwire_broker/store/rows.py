@@ -3,6 +3,7 @@
 The core loads other rows: see core/definitions/stored_rows.py.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
@@ -75,10 +76,22 @@ class TaskRow(NamedTuple):
 
 
 class OpenCounts(NamedTuple):
-    """Open tasks, and by namespace their open steps. These steps count for `limits.max_open_steps` and for quotas."""
+    """Open tasks of a lane, and by namespace their open steps. `limits.max_open_steps` and quotas limit these steps."""
 
     tasks: int
     steps: dict[str, int]  # no namespace without open steps is here
+
+
+NO_TASKS: Final = OpenCounts(0, {})
+
+
+def counts_by_lane(rows: Iterable[tuple[int, str, int, int]]) -> dict[int, OpenCounts]:
+    """Rows of lane, namespace, open tasks and their open steps."""
+    counts: dict[int, OpenCounts] = {}
+    for lane, namespace, tasks, steps in rows:
+        before = counts.get(lane, NO_TASKS)
+        counts[lane] = OpenCounts(before.tasks + tasks, before.steps | ({namespace: steps} if steps else {}))
+    return counts
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,65 @@ def credit(stage: Stage) -> None:
 
 
 @case(
+    "brokers.promised",
+    Level.FULL,
+    "A place is promised to one broker at a time: it moves when its former holder has acknowledged a smaller `free`",
+    "9",
+    brokers=2,
+    fresh=True,
+    auto=False,
+    lasts_s=3,
+    cause="the credit is divided at once, although the first broker may still send by the earlier `free`",
+)
+def promised(stage: Stage) -> None:
+    stage.open_brokers()
+    first, second = stage.brokers
+    second.welcomes = False
+    stage.start()
+    stage.until_session(first, within_s=25)
+    capacity = _free(stage, "b1")
+    stage.wait(0.5)  # until the first broker has acknowledged that it has everything
+    first.acks_heartbeats = False
+    second.welcomes = True
+    stage.until_session(second)
+    stage.drop_seen()
+    for _ in range(4):
+        beat = stage.expect("heartbeat", where=lambda m: "b2" in m["sessions"])
+        if beat["free"].get("b2", 0) > 0:
+            raise RuleBroken(
+                f"free is {beat['free']!r}, and b1 has acknowledged no heartbeat since it was offered {capacity}"
+            )
+    first.acks_heartbeats = True
+    stage.expect("heartbeat", where=lambda m: m["free"].get("b2", 0) > 0, what="credit for b2")
+
+
+@case(
+    "brokers.turns",
+    Level.FULL,
+    "Of three brokers, each is offered credit, and all of them together at most the capacity",
+    "9",
+    brokers=3,
+    fresh=True,
+    lasts_s=3,
+    cause="the last broker of the list is offered nothing",
+)
+def turns(stage: Stage) -> None:
+    hello = stage.watch.hello
+    assert hello is not None
+    capacity = hello["slots"] + hello.get("prefetch", 0)
+    stage.wait(1.0)
+    stage.drop_seen()
+    offered: set[str] = set()
+    for _ in range(6):
+        free = stage.expect("heartbeat", where=lambda m: len(m["sessions"]) == 3)["free"]
+        if sum(free.values()) > capacity:
+            raise RuleBroken(f"free is {free!r}, and the worker has run nothing and room for {capacity}")
+        offered |= {broker for broker, places in free.items() if places > 0}
+    if len(offered) < 3:
+        raise RuleBroken(f"three brokers have sessions, and credit is offered to {sorted(offered)!r}")
+
+
+@case(
     "brokers.owner",
     Level.FULL,
     "Results go to the broker that sent the step",
@@ -143,6 +202,37 @@ def adopt_done(stage: Stage) -> None:
     for broker in stage.brokers:
         broker.acks_results = True
     stage.ack([message["rid"]], broker=stage.brokers[1])
+
+
+@case(
+    "brokers.moved",
+    Level.FULL,
+    "A part of the database moves: after a `reset`, unstarted steps never start, and the run's result goes to the "
+    "broker that adopts it",
+    "7 and 14",
+    brokers=2,
+    needs="conform.limited",
+    fresh=True,
+    lasts_s=4,
+    cause="a drop ends the run, keeps the steps that wait, or the owner of an item never changes",
+)
+def moved(stage: Stage) -> None:
+    first, second = stage.brokers
+    running, waiting = stage.queued(ms=2_500)
+    stage.send(first.message("reset", next=1, code="expired"))
+    stage.until_session(first, number=2)
+    stage.adopt([*running.items, waiting.item], broker=second)
+    answer = stage.expect("adopted", broker="b2")
+    states = {(step_id, delivery): state for step_id, delivery, state, _ in answer["items"]}
+    if states[waiting.item] != "unknown":
+        raise RuleBroken(f"the session was reset, and the step that waited is {states[waiting.item]!r}")
+    for item in running.items:
+        result = stage.result_of(item)
+        if result["status"] != "completed" or result["output"]["stopped"] is not None:
+            raise RuleBroken(f"a lost session must not stop a run: {result!r}")
+    late = [m for m in stage.seen("results") if m.topic != "results@b2 "]
+    if late:
+        raise RuleBroken(f"b2 has adopted the items, and a result goes to {late[0].topic!r}")
 
 
 @case(

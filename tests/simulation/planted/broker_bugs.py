@@ -19,6 +19,7 @@ from stepwire_broker.core.model.states import COMPLETED, DISPATCHED, HELD, WAITI
 from stepwire_broker.core.progress import deliveries, dependents, readiness, step_outcomes
 from stepwire_broker.core.routing import ready_queue
 from stepwire_broker.core.routing.level0_handlers import Level0Handlers, Recorded
+from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import batch_answers, hello, level0, loss, step_results
 from stepwire_broker.store import lane
 from stepwire_broker.store.lane import NotAdvanced
@@ -52,11 +53,12 @@ def _stalled_forgotten(plant: Plant) -> None:
 
 
 def _left_behind_skipped(plant: Plant) -> None:
-    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
-        state.left_behind = dict.fromkeys(state.left_behind)
-        original(self, state, workflows)
+    def open_lane(original: Any, self: Any, taken: Any, now: Any) -> Any:
+        lane = original(self, taken, now)
+        lane.left_behind = None
+        return lane
 
-    plant.method(machine.Machine, "__init__", begin)
+    plant.method(BrokerState, "open_lane", open_lane)
 
 
 def _ack_duplicates(plant: Plant) -> None:
@@ -218,11 +220,13 @@ def _takes_over_nothing(plant: Plant) -> None:
 
 
 def _safe_too_soon(plant: Plant) -> None:
-    def begin(original: Any, self: Any, state: Any, workflows: Any) -> None:
-        state.safe_at_mono = state.level0.started_mono + 50
-        original(self, state, workflows)
+    def open_lane(original: Any, self: Any, taken: Any, now: Any) -> Any:
+        lane = original(self, taken, now)
+        lane.safe_at_mono = lane.taken_mono + 50
+        self.await_safety(lane.safe_at_mono)
+        return lane
 
-    plant.method(machine.Machine, "__init__", begin)
+    plant.method(BrokerState, "open_lane", open_lane)
 
 
 def _gap_ignored(plant: Plant) -> None:
@@ -369,8 +373,8 @@ def _used_ids_returned(plant: Plant) -> None:
     """A planned stop also returns the ids of its last tasks."""
 
     def return_numbers(original: Any, state: Any) -> None:
-        for ids in state.ids.values():
-            ids.next = max(1, ids.next - 8)
+        for own in state.lanes.values():
+            own.ids.next = max(1, own.ids.next - 8)
         original(state)
 
     plant.function(submission.return_numbers, return_numbers)
@@ -380,10 +384,11 @@ def _ids_of_another_lane(plant: Plant) -> None:
     """A submission takes its ids from a block of another lane."""
 
     def store(original: Any, state: Any, event: Any, workflows: Any, number: int, now: Any) -> None:
-        own, lanes = state.ids, sorted(state.ids)
-        state.ids = own | {number: own[lanes[lanes.index(number) - 1]]}
+        lanes = sorted(state.lanes)
+        lane, other = state.lanes[number], state.lanes[lanes[lanes.index(number) - 1]]
+        own, lane.ids = lane.ids, other.ids
         original(state, event, workflows, number, now)
-        state.ids = own
+        lane.ids = own
 
     plant.function(storing.store, store)
 

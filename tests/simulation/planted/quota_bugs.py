@@ -39,8 +39,10 @@ def _lost_at_a_restart(plant: Plant) -> None:
     """The open steps of all namespaces are counted for one of them."""
 
     def open_counts(original: Any, self: Any) -> Any:
-        counts = original(self)
-        return counts._replace(steps={"default": sum(counts.steps.values())} if counts.steps else {})
+        return {
+            lane: counts._replace(steps={"default": sum(counts.steps.values())} if counts.steps else {})
+            for lane, counts in original(self).items()
+        }
 
     plant.method(MemoryQueries, "open_counts", open_counts)
 
@@ -48,8 +50,8 @@ def _lost_at_a_restart(plant: Plant) -> None:
 def _undone_steps_kept(plant: Plant) -> None:
     """The steps of a submission whose key exists already stay counted for their namespace."""
 
-    def count_open(original: Any, self: Any, namespace: str, more: int) -> None:
-        original(self, namespace, more)
+    def count_open(original: Any, self: Any, lane: int, namespace: str, more: int) -> None:
+        original(self, lane, namespace, more)
         if more < -1:
             self.open_by_namespace[namespace] = self.open_by_namespace.get(namespace, 0) + 1
 

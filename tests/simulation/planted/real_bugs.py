@@ -32,12 +32,12 @@ def _decision_shared(plant: Plant) -> None:
 
 
 def _final_steps_counted(plant: Plant) -> None:
-    def open_counts(original: Any, self: MemoryQueries) -> OpenCounts:
+    def open_counts(original: Any, self: MemoryQueries) -> dict[int, OpenCounts]:
         tables = self._tables
-        steps: Counter[str] = Counter()
+        steps: dict[int, Counter[str]] = {}
         for task in tables.open_tasks:
-            steps[task.namespace] += len(tables.steps_of.get(task.id, ()))
-        return OpenCounts(original(self).tasks, dict(steps))
+            steps.setdefault(task.lane, Counter())[task.namespace] += len(tables.steps_of.get(task.id, ()))
+        return {lane: OpenCounts(counts.tasks, dict(steps[lane])) for lane, counts in original(self).items()}
 
     plant.method(MemoryQueries, "open_counts", open_counts)
 

@@ -10,7 +10,7 @@ from stepwire_broker.core.model.commit_group import (
     Broken,
     Committed,
     ControlChanged,
-    Fenced,
+    LaneLost,
     Parked,
     StepOutput,
     StepStderr,
@@ -38,11 +38,12 @@ from tests.store.stored_rows import (
 def test_the_first_start_creates_a_deployment_that_every_later_start_finds(place: Place) -> None:
     with Running(place, lease_ms=7_000) as run:
         first = run.opened
-    assert (first.epoch, first.lanes, first.lease_ms_before, first.workflows) == (1, {LANE: 0}, 0, [])
+    (taken,) = first.lanes
+    assert (first.epoch, taken.lane, taken.end, taken.lease_ms, first.workflows) == (1, LANE, 0, 0, [])
     assert first.deployment == f"{0xABC:032x}"
     store = open_at(place, "b1", lease_ms=9_000, entropy=0xDEF)
     assert store.opened.deployment == first.deployment
-    assert (store.opened.epoch, store.opened.lease_ms_before) == (2, 7_000)
+    assert (store.opened.epoch, store.opened.lanes[0].lease_ms) == (2, 7_000)
     assert store.close(1.0)
 
 
@@ -55,7 +56,7 @@ def test_a_start_reads_the_workflows_and_counts_open_tasks_and_steps(place: Plac
         assert [(w.name, w.version, w.active, w.document) for w in run.opened.workflows] == [
             ("order", "1", 1, '{"name":"order"}')
         ]
-        assert (run.opened.open_tasks, run.opened.open_steps) == (2, {"default": 4})
+        assert (run.taken.open_tasks, run.taken.open_steps) == (2, {"default": 4})
 
 
 def test_a_start_reads_the_controls_that_were_set_last(place: Place) -> None:
@@ -75,7 +76,7 @@ def test_reserved_ids_never_overlap_also_over_restarts(place: Place) -> None:
     reserved: list[tuple[int, int]] = []
     for _ in range(2):
         with Running(place) as run:
-            reserved.append(run.opened.ids[LANE])
+            reserved.append(run.taken.ids)
             for _ in range(2):
                 ids = run.write(reserve_ids=500).ids
                 assert ids is not None
@@ -92,7 +93,8 @@ def test_reserved_ids_are_in_one_block_which_belongs_to_the_lane(place: Place) -
         run.write(unused_ids=(IDS_PER_BLOCK + 1, IDS_PER_BLOCK + 6))
     with Running(place) as run:
         assert run.opened.blocks == {0: LANE, 1: LANE}
-        assert run.opened.ids[LANE][0] == IDS_PER_BLOCK + 1
+        assert sorted(run.taken.blocks) == [0, 1]
+        assert run.taken.ids[0] == IDS_PER_BLOCK + 1
 
 
 def test_returned_ids_are_the_next_ones_to_be_reserved(place: Place) -> None:
@@ -101,7 +103,7 @@ def test_returned_ids_are_the_next_ones_to_be_reserved(place: Place) -> None:
         assert ids is not None
         run.write(unused_ids=(ids[0] + 7, ids[1]))
     with Running(place) as run:
-        assert run.opened.ids[LANE][0] == ids[0] + 7
+        assert run.taken.ids[0] == ids[0] + 7
 
 
 def test_ids_are_not_returned_after_others_were_reserved(place: Place) -> None:
@@ -272,7 +274,7 @@ def test_the_sequence_continues_over_restarts_and_orders_the_history(place: Plac
         run.workflow()
         run.write(submissions=[submission(1, 10)])
     with Running(place) as run:
-        assert (run.opened.epoch, run.opened.lanes) == (2, {LANE: 2})
+        assert (run.opened.epoch, run.taken.end) == (2, 2)
         run.write(history=[fact(10, b"[2]")])
         history = run.history()
         assert [(h.seq, h.facts) for h in history] == [(2, '[["submitted"]]'), (3, "[2]")]
@@ -285,7 +287,7 @@ def test_a_group_out_of_its_order_is_not_written_and_ends_the_lane(place: Place)
         run.workflow()
         run.seq += 1
         run.put(history=[fact(10)])
-        assert isinstance(run.outcome(), Fenced | Broken)  # PostgreSQL calls it a loss of the commits before
+        assert isinstance(run.outcome(), LaneLost | Broken)  # PostgreSQL calls it a loss of the commits before
         assert run.history() == []
 
 

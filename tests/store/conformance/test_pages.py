@@ -399,7 +399,7 @@ def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> 
         run.write(submissions=[submission(i, i) for i in range(10, 5000, 10)])
     loaded: list[int] = []
     with Running(place) as run:
-        left: LeftBehind | None = LeftBehind(LANE, before_id=run.opened.ids[LANE][0])
+        left: LeftBehind | None = LeftBehind(LANE, before_id=run.taken.ids[0])
         while left is not None:
             found = run.queries.load_page(100, {LANE: left}, (), NOW, RESIDENT)
             loaded += [t.id for t in found.tasks]

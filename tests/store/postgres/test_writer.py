@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.model.commit_group import Broken, Committed, Fenced, Outcome, Stalled, StepStderr
+from stepwire_broker.core.model.commit_group import Broken, Committed, LaneLost, Outcome, Stalled, StepStderr
 from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.postgres.database import open_database
@@ -127,7 +127,7 @@ def test_a_broker_whose_lane_was_taken_writes_nothing_more(server: PostgresServe
         run.workflow()
         server.sql(f"UPDATE {place.schema}.lanes SET owner = 'b2', owner_epoch = 99, epoch = epoch + 1")
         run.put(submissions=[submission(1, 10)])
-        assert run.outcome() == Fenced(LANE)
+        assert run.outcome() == LaneLost(LANE)
         assert run.task_ids() == []
 
 
@@ -217,7 +217,7 @@ def test_a_broker_that_was_cut_off_is_replaced_when_it_stays_silent(
         first = open_at(place._replace(port=proxy.port), "b1")
         first._database._beats.close()  # type: ignore[attr-defined]
         with Running(place, "b2") as run:
-            assert run.opened.lanes == {LANE: 0}
+            assert (run.taken.lane, run.taken.end) == (LANE, 0)
         assert first.close(1.0)
 
 

@@ -16,13 +16,13 @@ import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import ControlChanged
 from stepwire_broker.store import StoreRefused
+from stepwire_broker.store.checking import Checked, check
 from stepwire_broker.store.errors import InUse, NotThere, WouldReplace
-from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.backup import backup, open_stored
-from stepwire_broker.store.sqlite.check import Checked, check
 from stepwire_broker.store.sqlite.restore import RestoredBackup, restore
 from stepwire_broker.store.sqlite.status import Status, status
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 
 from tests.store.running import Running
 from tests.store.stored_rows import NOW, fact, submission
@@ -51,7 +51,7 @@ def put_back(file: Path, path: Path, wall_ms: int | None = None, **more: Any) ->
 
 def checked(path: Path) -> Checked:
     with contextlib.closing(open_stored(path)) as connection:
-        return check(connection, None, nothing)
+        return check(SqliteState(connection), None, nothing)
 
 
 def looked_at(path: Path) -> Status:
@@ -143,18 +143,18 @@ def test_a_restored_database_gives_out_no_id_or_epoch_again(database: Path, tmp_
     assert restored.deployment != last.deployment
     with Running(database) as run:
         assert run.opened.epoch > restored.epoch > last.epoch
-        assert run.opened.ids[LANE][0] > last.ids[LANE][1]
+        assert run.taken.ids[0] > last.lanes[0].ids[1]
         assert run.opened.deployment == restored.deployment
-        assert run.opened.lease_ms_before == 10_000
+        assert run.taken.lease_ms == 10_000
         seen = {run.opened.epoch, last.epoch, restored.epoch}
-        numbers = run.opened.ids[LANE][1]
+        numbers = run.taken.ids[1]
     database.unlink()  # restore the same backup again, after the first restored database is lost
     again = put_back(tmp_path / "b.db", database)
     assert again.epoch > max(seen)
     assert again.deployment not in (restored.deployment, last.deployment)
     with Running(database) as run:
         assert run.opened.epoch > again.epoch
-        assert run.opened.ids[LANE][0] > numbers
+        assert run.taken.ids[0] > numbers
 
 
 def test_rules_and_offered_handlers_are_part_of_a_backup(database: Path, tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Pa
     database.chmod(0o600)
     with Running(database, "b3") as run:
         assert revision(sqlite3.connect(database)) == HEAD
-        assert (run.opened.epoch, run.opened.lanes, run.opened.lease_ms_before) == (5, {2: 7}, 0)
-        assert (run.opened.blocks, run.opened.ids) == ({0: 2, 1: 2}, {2: (1048576 + 1000, 1048576 + 10_999)})
+        assert (run.opened.epoch, run.taken.lane, run.taken.end, run.taken.lease_ms) == (5, 2, 7, 0)
+        assert (run.opened.blocks, run.taken.ids) == ({0: 2, 1: 2}, (1048576 + 1000, 1048576 + 10_999))
         loaded = run.queries.load_page(9, {2: LeftBehind(2)}, ["a"], NOW, 0)
         assert [(t.id, t.lane, t.stored) for t in loaded.tasks] == [(10, 2, 0), (20, 2, 1), (30, 2, 1)]
         assert run.sql("SELECT rank_ms FROM tasks WHERE id = 10") == [(5000 - 2 * 2**40,)]
@@ -109,7 +109,7 @@ def test_a_database_of_an_earlier_schema_is_upgraded_with_its_tasks(database: Pa
         assert isinstance(run.outcome(), Committed)
         assert [(chain.lane, chain.n) for chain in run.queries.audit_chains()] == [(2, 1)]
     with Running(database, "b4") as run:
-        assert (run.opened.lanes, run.opened.lease_ms_before) == ({2: 8}, 10_000)  # the lease of b3, the last owner
+        assert (run.taken.lane, run.taken.end, run.taken.lease_ms) == (2, 8, 10_000)  # the lease of b3, the last owner
 
 
 @pytest.mark.parametrize("name", ["state.db", "state.db.lock"])
@@ -267,7 +267,7 @@ def test_a_read_at_once_never_waits_for_a_lock(database: Path) -> None:
         pass
     readers = SqliteReaders(database, 1)
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as alone, contextlib.closing(readers):
-        assert readers.read_at_once(SqliteQueries.open_counts) == (0, {})
+        assert readers.read_at_once(SqliteQueries.open_counts) == {}
         assert readers.read_at_once(SqliteQueries.task, 7) is None
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
             readers.read_at_once(lambda queries: queries.execute("SELECT * FROM missing"))

@@ -18,7 +18,7 @@ from stepwire_broker.core.model.commit_group import (
     CommitGroup,
     Committed,
     ControlChanged,
-    Fenced,
+    LaneLost,
     Parked,
     Stalled,
 )
@@ -107,7 +107,7 @@ def test_every_group_that_was_reported_committed_is_stored_after_kill_minus_9(da
         # At most one group, the one that was being written, is stored without a report.
         assert stored[: len(reported)] == reported
         assert len(stored) <= len(reported) + 1
-        assert run.opened.lanes[LANE] == len(stored) + 1
+        assert run.taken.end == len(stored) + 1
         assert run.opened.epoch == 2
 
 
@@ -178,7 +178,7 @@ def test_a_broker_that_has_lost_its_lane_writes_nothing(database: Path) -> None:
             other.execute("UPDATE lanes SET epoch = epoch + 1")
         run.put(submissions=[submission(1, 10)])
         run.put(submissions=[submission(2, 20)])
-        assert run.outcome() == Fenced(LANE)
+        assert run.outcome() == LaneLost(LANE)
         assert run.sql("SELECT count(*) FROM tasks") == [(0,)]
         run.close()
         with pytest.raises(queue.Empty):

@@ -1,6 +1,7 @@
 """Reads of tasks that are under way, each with its purpose.
 
-`gone` are the tasks that left memory during the read: the rows that were read may be out of date.
+`gone` are the tasks that left memory during the read, and `gone_lanes` the lanes that this broker lost meanwhile: the
+rows that were read may be out of date.
 """
 
 from typing import TypeAlias
@@ -12,10 +13,12 @@ from stepwire_broker.core.model.events import Command
 
 
 class PageLoad(Struct):
-    """Open tasks that are in no broker's memory, at most `limit` of them."""
+    """Open tasks of these lanes that are in no broker's memory, at most `limit` of them."""
 
     limit: int
+    lanes: set[int]
     gone: set[int] = set()
+    gone_lanes: set[int] = set()
 
 
 class ResultsLoad(Struct):
@@ -24,6 +27,7 @@ class ResultsLoad(Struct):
     message: Results | ResultsLevel0
     principal: str  # who sent it
     gone: set[int] = set()
+    gone_lanes: set[int] = set()
 
 
 class CommandLoad(Struct):
@@ -31,6 +35,7 @@ class CommandLoad(Struct):
 
     command: Command
     gone: set[int] = set()
+    gone_lanes: set[int] = set()
 
 
 class RejectedLoad(Struct):
@@ -38,6 +43,7 @@ class RejectedLoad(Struct):
 
     task_id: int
     gone: set[int] = set()
+    gone_lanes: set[int] = set()
 
 
 AnyLoad: TypeAlias = PageLoad | ResultsLoad | CommandLoad | RejectedLoad

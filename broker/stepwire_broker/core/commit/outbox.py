@@ -142,10 +142,18 @@ class LaneState(Struct):
 
 
 class Outbox:
-    def __init__(self, sequences: dict[int, int]) -> None:
-        self.lanes = {n: LaneState(number=n, handed=seq, committed=seq) for n, seq in sequences.items()}
-        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+    """The lanes that this broker owns: no other lane is here."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, LaneState] = {}
+        self._only: LaneState | None = None  # if there is one lane
         self._held: deque[tuple[list[tuple[LaneState, int]], Send]] = deque()  # sends that depend on several lanes
+
+    def add_lane(self, number: int, seq: int) -> None:
+        """Own this lane from now on, after its group `seq`. Lanes are in the order of their numbers."""
+        lane = LaneState(number=number, handed=seq, committed=seq)
+        self.lanes = dict(sorted({**self.lanes, number: lane}.items()))
+        self._only = lane if len(self.lanes) == 1 else None
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Rows of tasks, steps and workflows as the loader reads them from the database."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -103,16 +104,34 @@ class StoredControl(NamedTuple):
     position: int
 
 
+class TakenLane(Struct, frozen=True):
+    """A lane as it is when this broker begins to own it. Its rows were read after the lane was taken."""
+
+    lane: int
+    epoch: int  # of the lane: the fence of its writer
+    end: int  # the sequence of its last group
+    ids: tuple[int, int]  # reserved in it for this broker, for tasks and steps: the first and the last
+    open_tasks: int
+    open_steps: Mapping[str, int]  # of open tasks, by namespace
+    lease_ms: int  # the longest lease that workers may hold from a former owner; 0 if no broker owned the lane before
+    blocks: tuple[int, ...] = ()  # the numbers of its blocks of ids
+    unproven_ms: int = 0  # of the former owner's own lease, while it may still answer workers: added to the time above
+
+
 class Opened(Struct, frozen=True):
     """The database content from which the core starts, read when the database was opened."""
 
     deployment: str  # 32 hex digits, drawn when the database was created
     epoch: int  # of this start; no other start of any broker on this database has it
-    ids: dict[int, tuple[int, int]]  # by lane: the reserved ids for tasks and steps, first and last
-    blocks: dict[int, int]  # by number: the lane of each block of ids
-    lanes: dict[int, int]  # the last committed sequence of each lane
-    lease_ms_before: int  # the lease that workers may still hold; 0 when no broker ran before
+    blocks: dict[int, int]  # by number: the lane of each block of ids in the database
+    lanes: tuple[TakenLane, ...]  # may be empty: other brokers own the lanes
     workflows: list[StoredWorkflow]
-    open_tasks: int
-    open_steps: dict[str, int]  # of open tasks, by namespace
     controls: list[StoredControl] = []  # by kind and name
+
+    @property
+    def open_tasks(self) -> int:
+        return sum(taken.open_tasks for taken in self.lanes)
+
+    @property
+    def open_steps(self) -> int:
+        return sum(sum(taken.open_steps.values()) for taken in self.lanes)

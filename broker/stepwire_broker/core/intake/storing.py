@@ -46,6 +46,7 @@ class Undecided(Struct):
     ids: list[int]
     admitted: bool  # the tasks are in memory already, because the insert is expected to succeed
     at: Now
+    lane: int
 
 
 class Building(Struct):
@@ -70,15 +71,15 @@ def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], lan
     at_once = is_alone or not any(new.key is not None for new in event.tasks)
     building = Building(
         Submission(event.request, [], [], [], []),
-        Undecided(event.request, [], [], [], at_once, now),
+        Undecided(event.request, [], [], [], at_once, now, lane_id),
         zip(event.tasks, workflows, strict=True),
         len(event.tasks),
         lane_id,
-        state.ids[lane_id].take(len(workflows) + steps),
+        state.lanes[lane_id].ids.take(len(workflows) + steps),
         event.entropy,
     )
     for workflow in workflows:
-        state.count_open(workflow.namespace, len(workflow.steps))
+        state.count_open(lane_id, workflow.namespace, len(workflow.steps))
     _build_on(state, building, now)
 
 

@@ -102,7 +102,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     numbers = steps + len(event.tasks)
     lane = state.choose_lane(numbers)
     reserve_numbers(state, lane, numbers)
-    if refused is None and state.ids[lane].left < numbers:
+    if refused is None and state.lanes[lane].ids.left < numbers:
         if _waits_for_numbers(state, event):
             return
         refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
@@ -115,7 +115,7 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
 
 def reserve_numbers(state: BrokerState, lane: int, numbers: int) -> None:
     """Reserve further ids of this lane before the reserved ones are used up."""
-    ids = state.ids[lane]
+    ids = state.lanes[lane].ids
     if not ids.is_asked and not state.left and ids.left - 1 - numbers < IDS_RESERVED // 2:
         ids.is_asked = True
         state.outbox.touch(lane).reserve_ids = min(max(IDS_RESERVED, 2 * numbers), IDS_PER_BLOCK)
@@ -134,7 +134,7 @@ def _waits_for_numbers(state: BrokerState, event: SubmitTasks) -> bool:
 
 def on_numbers(state: BrokerState, lane: int, numbers: tuple[int, int], now: Now) -> None:
     """Use newly reserved ids, after those left in the same block. Then continue the submissions that waited for ids."""
-    ids, (first, last) = state.ids[lane], numbers
+    ids, (first, last) = state.lanes[lane].ids, numbers
     follows = first == ids.last + 1 and block_of(first) == block_of(ids.last)
     ids.next, ids.last, ids.is_asked = ids.next if follows else first, last, False
     state.blocks[block_of(first)] = lane
@@ -147,9 +147,10 @@ def return_numbers(state: BrokerState) -> None:
     """Return the unused ids at a planned stop: the next start then continues with the next id. If a reservation is on
     its way, other ids follow the unused ones, and nothing is returned."""
     state.left = True
-    for lane, ids in state.ids.items():
+    for lane in state.lanes.values():
+        ids = lane.ids
         if not ids.is_asked and ids.left:
-            state.outbox.touch(lane).unused_ids = (ids.next, ids.last)
+            state.outbox.touch(lane.number).unused_ids = (ids.next, ids.last)
         ids.next = ids.last + 1
 
 
@@ -203,8 +204,10 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
     existing = outcome.existing
     for stored in undecided.stored_only:
         if stored.task_id in existing:
-            state.count_open(stored.namespace, -stored.steps)
-    note_stored(state, (stored.wants for stored in undecided.stored_only if stored.task_id not in existing))
+            state.count_open(undecided.lane, stored.namespace, -stored.steps)
+    note_stored(
+        state, undecided.lane, (stored.wants for stored in undecided.stored_only if stored.task_id not in existing)
+    )
     state.answer(
         outcome.request,
         TasksSubmitted(
@@ -227,11 +230,11 @@ def _undo(state: BrokerState, undecided: Undecided, now: Now) -> None:
     for task in undecided.tasks:
         _undo_task(state, task, undecided.admitted, now)
     for stored in undecided.stored_only:
-        state.count_open(stored.namespace, -stored.steps)
+        state.count_open(undecided.lane, stored.namespace, -stored.steps)
 
 
 def _undo_task(state: BrokerState, task: Task, admitted: bool, now: Now) -> None:
     if admitted:
         discard(state, task, now)
     else:
-        state.count_open(task.namespace, -len(task.steps))
+        state.count_open(task.lane, task.namespace, -len(task.steps))

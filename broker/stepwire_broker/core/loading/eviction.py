@@ -44,7 +44,7 @@ def settle(state: BrokerState, wrote: list[Task], dirty: dict[int, Task]) -> Non
             _, wants = reload_conditions(task)
             if wants is not None:
                 state.wants.add(wants)
-            state.unloaded += 1
+            state.count_unloaded(task.lane, 1)
             state.evicted += 1
             state.drop(task)
     worth_a_read = max(1, min(PAGE_TASKS, state.settings.limits.max_active_tasks // 8))

@@ -12,7 +12,8 @@ from stepwire_broker.core import takers
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
-from stepwire_broker.core.commit.loads import CommandLoad, PageLoad
+from stepwire_broker.core.commit.id_blocks import block_of
+from stepwire_broker.core.commit.loads import AnyLoad, CommandLoad, PageLoad
 from stepwire_broker.core.commit.wants import handlers_in
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -39,7 +40,7 @@ from stepwire_broker.core.progress.readiness import await_retry, start, watch_de
 from stepwire_broker.core.progress.step_outcomes import fail_for
 from stepwire_broker.core.progress.stored_tasks import PAGE_TASKS
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, RecoverySafe, TaskDeadline
+from stepwire_broker.core.timer_kinds import PageDue, QueueLimit, TaskDeadline
 from stepwire_broker.core.workers import level0
 from stepwire_broker.core.workers.holding import ask_soon
 from stepwire_broker.core.workers.loss import lost
@@ -67,10 +68,12 @@ def keep_loading(state: BrokerState, now: Now) -> None:
     request = state.next_read()
     state.page_asked = request
     limit = min(PAGE_TASKS, free)
-    state.loads[request] = PageLoad(limit)
-    state.stored_since_page = False
+    left_behind = {lane.number: lane.left_behind for lane in state.lanes.values()}
+    state.loads[request] = PageLoad(limit, set(left_behind))
+    for lane in state.lanes.values():
+        lane.stored_since_page = False
     wants = [wants for wants in sorted(state.wants) if _may_be_dispatched(state, wants, now)]
-    state.decision.reads.append(LoadPage(request, limit, wants, dict(state.left_behind)))
+    state.decision.reads.append(LoadPage(request, limit, wants, left_behind))
 
 
 def _may_be_dispatched(state: BrokerState, wants: str, now: Now) -> bool:
@@ -89,37 +92,54 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
     """Load a page. A page that is not full held every stored task that could run."""
     state.page_asked = None
     state.wants.update(loaded.wants)
-    state.left_behind.update(loaded.left_behind)
-    state.stored_may_run = len(loaded.tasks) == load.limit or state.stored_since_page
-    taken = insert(state, loaded, load.gone, now)
-    state.unloaded = max(0, state.unloaded - taken)
+    for number, left_behind in loaded.left_behind:
+        if number not in load.gone_lanes:
+            state.lanes[number].left_behind = left_behind
+    for number in load.lanes - load.gone_lanes:
+        lane = state.lanes[number]
+        lane.stored_may_run = len(loaded.tasks) == load.limit or lane.stored_since_page
+    insert(state, loaded, load, now)
     if not loaded.tasks:
         _read_later(state, now)
 
 
-def insert(state: BrokerState, loaded: Loaded, gone: set[int], now: Now) -> int:
+def of_own_lanes(state: BrokerState, loaded: Loaded, load: AnyLoad) -> Loaded:
+    """Return the tasks that this broker owns and has owned since the read began. Note the lanes of the others: it did
+    not know the blocks of their ids yet."""
+    others = {row.id for row in loaded.tasks if row.lane not in state.outbox.lanes or row.lane in load.gone_lanes}
+    if not others:
+        return loaded
+    for row in loaded.tasks:
+        if row.id in others:
+            state.blocks[block_of(row.id)] = row.lane
+    return loaded._replace(
+        tasks=[row for row in loaded.tasks if row.id not in others],
+        steps=[row for row in loaded.steps if row.task_id not in others],
+    )
+
+
+def insert(state: BrokerState, loaded: Loaded, load: AnyLoad, now: Now) -> None:
     """Add tasks from the database to memory."""
+    loaded = of_own_lanes(state, loaded, load)
     steps = iter(loaded.steps)
-    taken = 0
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
     for row in loaded.tasks:
         workflow = workflow_of(state, row)
         rows = [next(steps) for _ in workflow.steps]
-        if row.id in state.tasks or row.id in gone or TaskState(row.state) in TASK_FINAL:
+        if row.id in state.tasks or row.id in load.gone or TaskState(row.state) in TASK_FINAL:
             if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
-                taken += 1
+                state.count_unloaded(row.lane, -1)
             continue
         if row.id in undecided:
             continue  # the read saw a commit whose outcome has not arrived yet
         task = restored(state, row, rows)
         refused = state.rejected.pop(row.id, None)
         if refused is not None:
-            state.count_open(task.namespace, task.open)
+            state.count_open(task.lane, task.namespace, task.open)
         admit(state, task, now, is_stored=bool(row.stored))
-        taken += 1
+        state.count_unloaded(task.lane, -1)
         if refused is not None:
             _blame(state, task, *refused, now)
-    return taken
 
 
 def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str, now: Now) -> None:
@@ -236,9 +256,8 @@ def admit(state: BrokerState, task: Task, now: Now, *, is_stored: bool) -> None:
             decide_again(state, step, now)
         if step.state in (RETRY_WAIT, DISPATCHED):
             watch_deadline(state, step, now)
-    if state.recovered and not state.safe_is_due:
-        state.safe_is_due = True
-        state.timers.set(now.mono, RecoverySafe())
+    if state.recovered and state.safe_due_mono is None:
+        state.await_safety(now.mono)
 
 
 def admit_final(state: BrokerState, task: Task) -> None:

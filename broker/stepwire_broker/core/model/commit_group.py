@@ -304,7 +304,7 @@ class Stalled(Struct, frozen=True):
     error: str
 
 
-class Fenced(Struct, frozen=True):
+class LaneLost(Struct, frozen=True):
     """Another broker owns this lane now. This broker must no longer write or send anything for it."""
 
     lane: int
@@ -317,4 +317,4 @@ class Broken(Struct, frozen=True):
     error: str
 
 
-Outcome: TypeAlias = Committed | Stalled | Fenced | Broken
+Outcome: TypeAlias = Committed | Stalled | LaneLost | Broken

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
+from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
@@ -110,9 +111,11 @@ class Detached(Struct, frozen=True):
 
 
 class Subscribed(Struct, frozen=True):
-    """A peer subscribed this worker's inbox, which was not refused to its principal."""
+    """A peer subscribed this worker's inbox, which was not refused to its principal. `kind`: of the listener that it
+    came to; None: unknown."""
 
     worker: str
+    kind: ListenerKind | None = None
 
 
 class SubscriptionVanished(Struct, frozen=True):
@@ -148,6 +151,7 @@ class EndpointsBound(Struct, frozen=True):
     server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
     next: NextEndpoints | None = None  # during a rotation of that key
     replaced: str | None = None  # the key that these endpoints still serve for a moment, until `server_key`
+    listeners: tuple[Listener, ...] = ()  # all of them, which other brokers name to their workers
 
 
 class MessageRefused(Struct, frozen=True):
@@ -205,6 +209,24 @@ class LoadedPayloads(Struct, frozen=True):
 class LoadFailed(Struct, frozen=True):
     request: int
     error: str
+
+
+class LanesTaken(Struct, frozen=True):
+    """The broker owns these lanes now, in addition to the others."""
+
+    lanes: tuple[TakenLane, ...]
+
+
+class ReleaseLane(Struct, frozen=True):
+    """Give this lane up as soon as it may go: dispatch nothing more of it, then request the release."""
+
+    lane: int
+
+
+class LaneReleased(Struct, frozen=True):
+    """The release of this lane is stored, so another broker may own it now."""
+
+    lane: int
 
 
 class LoopWasLate(Struct, frozen=True):
@@ -277,6 +299,7 @@ Event: TypeAlias = (
     | LoadedTasks
     | LoadedPayloads
     | LoadFailed
+    | LanesTaken
     | LoopWasLate
     | Tick
     | Reconfigure

@@ -37,5 +37,5 @@ def discard(state: BrokerState, task: Task, now: Now) -> None:
     for step in task.steps:
         remove_delivery(state, step)
     state.outbox.withdraw(task)
-    state.count_open(task.namespace, -task.open)
+    state.count_open(task.lane, task.namespace, -task.open)
     state.drop(task)

@@ -25,21 +25,24 @@ def can_run(state: BrokerState, wants: str | None) -> bool:
     return wants is None or any(takers.is_offered(state, name) for name in handlers_in(wants))
 
 
-def note_stored(state: BrokerState, wants: Iterable[str | None]) -> None:
-    """Count new tasks that are only in the database, one for each element of `wants`."""
+def note_stored(state: BrokerState, lane: int, wants: Iterable[str | None]) -> None:
+    """Count new tasks of this lane that are only in the database, one for each element of `wants`."""
+    tasks = 0
     distinct: set[str | None] = set()
     for each in wants:
-        state.unloaded += 1
+        tasks += 1
         distinct.add(each)
+    state.count_unloaded(lane, tasks)
     state.wants.update(each for each in distinct if each is not None)
     if any(can_run(state, each) for each in distinct):
-        state.stored_may_run = state.stored_since_page = True
+        own = state.lanes[lane]
+        own.stored_may_run = own.stored_since_page = True
 
 
 def room_for_new(state: BrokerState) -> int:
     """The number of new tasks that may go into memory now."""
     limits = state.settings.limits
-    if state.stored_may_run or state.resident_bytes > limits.active_bytes:
+    if any(lane.stored_may_run for lane in state.lanes.values()) or state.resident_bytes > limits.active_bytes:
         return 0  # tasks that were submitted earlier and are not loaded yet go first
     room = limits.max_active_tasks - len(state.tasks) - state.reserved_tasks
     # Stored tasks can always be loaded when their handler appears, even if new tasks never stop coming.

@@ -40,6 +40,7 @@ def _watch(state: BrokerState, session: WorkerSession, now: Now) -> None:
 
 def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
     state.inboxes.pop(event.worker, None)
+    state.came_by.pop(event.worker, None)
     session = state.sessions.get(event.worker)
     if session is not None:
         watch(state, session, now)
@@ -100,9 +101,9 @@ def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
     ends_at = _lease_ends_at(state, session)
     if now.mono < ends_at:
         watch_lease(state, session)
-    elif not session.confirmed and now.mono < state.safe_at_mono:
+    elif not session.confirmed and now.mono < (safe_at_mono := _safe_at(state)):
         # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
-        state.timers.set(min(state.safe_at_mono, now.mono + CHECK_AGAIN_MS), LeaseEnds(session))
+        state.timers.set(min(safe_at_mono, now.mono + CHECK_AGAIN_MS), LeaseEnds(session))
     else:
         state.counters.lease_expiries += 1
         bury(state, session, now)
@@ -110,6 +111,11 @@ def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
 
 def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
     return session.heard_mono + int(state.settings.bus.lease_ms * limits.LEASE_BROKER_FACTOR) + 1
+
+
+def _safe_at(state: BrokerState) -> int:
+    """From this time on no worker holds a lease from a former owner of any of our lanes."""
+    return max((lane.safe_at_mono for lane in state.lanes.values()), default=0)
 
 
 def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
@@ -120,7 +126,8 @@ def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:
             batch.released_mono += event.gap_ms
     for handout in state.level0.handouts.values():
         handout.due_mono += event.gap_ms
-    state.safe_at_mono += event.gap_ms
+    for lane in state.lanes.values():
+        lane.safe_at_mono += event.gap_ms
 
 
 # -- steps of a dead worker -------------------------------------------------------------------------------------------
@@ -173,14 +180,17 @@ def lost(state: BrokerState, step: Step, now: Now, *, suspicious: bool, blames: 
 
 
 def expire_recovered(state: BrokerState, now: Now) -> None:
-    """Handle the end of all leases from before this start. Steps whose workers have not reconnected are lost."""
+    """Handle the end of all leases from former owners of lanes. Steps whose workers have not reconnected are lost."""
     for worker in list(state.recovered):
         if worker in state.sessions:
             continue
         for step in list(state.recovered.get(worker, {}).values()):
+            safe_at_mono = state.lanes[step.task.lane].safe_at_mono
+            if now.mono < safe_at_mono:
+                continue
             if step.granted and not step.at_most_once:
                 # Only a worker without heartbeats is granted such a step: it has until the end of its run.
                 may_run_ms = step.definition.timeout_ms + limits.TIMEOUT_GRACE_MS
-                if now.mono < state.safe_at_mono + may_run_ms:
+                if now.mono < safe_at_mono + may_run_ms:
                     continue
             lost(state, step, now, suspicious=False)

@@ -4,6 +4,7 @@ A result counts if its delivery was handed to this worker in this batch and can 
 once. A result that can no longer change anything is acknowledged as well, so that the worker can drop it.
 """
 
+from collections.abc import Container
 from typing import Final
 
 import msgspec
@@ -14,7 +15,7 @@ from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, Resu
 from stepwire_broker.core import letters
 from stepwire_broker.core.commit.decision import LoadBySteps
 from stepwire_broker.core.commit.loads import ResultsLoad
-from stepwire_broker.core.commit.outbox import SendAck
+from stepwire_broker.core.commit.outbox import SendAck, SendMessage
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.events import Now
@@ -36,16 +37,20 @@ _OPEN_FOR_SUCCESS: Final = frozenset({DISPATCHED, READY, RETRY_WAIT, HELD})
 
 
 def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset[int] = frozenset()) -> None:
-    """`absent`: steps that were looked up in the database and are final or pruned. Their results are late."""
+    """`absent`: steps that were looked up in the database and are final or pruned. Their results are late.
+
+    Results of steps that another broker owns are left to it, and their message is never acknowledged here.
+    """
     if message.deployment != state.identity.deployment:
         state.counters.ignored += 1  # results of another deployment: never acknowledged, its broker may need them
         return
     steps = state.steps
-    unknown = [
-        r.step_id
-        for r in message.results
-        if r.step_id not in steps and r.step_id not in state.ended and r.step_id not in absent and r.step_id < FIRST
-    ]
+    missing = [r.step_id for r in message.results if r.step_id not in steps and r.step_id < FIRST]
+    foreign = {step_id for step_id in missing if state.is_foreign(step_id)}
+    if foreign and len(foreign) == len(message.results):
+        state.counters.ignored += 1
+        return
+    unknown = [i for i in missing if i not in foreign and i not in state.ended and i not in absent]
     if unknown:
         look_up(state, message, unknown)
         return
@@ -57,11 +62,26 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
         _renew_credit(session, message)
     else:
         turn_away(state, message.worker, message.session, now)
-    about, refusal = _apply_all(state, message, session, now)
+    about, refusal = _apply_all(state, message, session, foreign, now)
+    if foreign:
+        _claim_own(state, message, session, foreign)
+        return
     ack = letters.ack(state.identity, message.rid)
     state.outbox.send(SendAck(topics.to_worker(message.worker), ack, tuple(about)))
     if refusal is not None:
         refuse(state, message.worker, refusal, f"results of {message.batch_id}", "results", message.rid)
+
+
+def _claim_own(state: BrokerState, message: Results, session: WorkerSession | None, foreign: Container[int]) -> None:
+    """Adopt the own steps of a message that reports steps of other brokers as well. No broker may acknowledge such a
+    message. The worker then reports the steps of each broker in a message of their own."""
+    if session is not None and session.is_addressable and session.id != message.session:
+        own = [
+            (result.step_id, result.delivery)
+            for result in message.results
+            if result.step_id not in foreign and isinstance(result.delivery, int)
+        ]
+        state.outbox.send(SendMessage(session, letters.adopt(state.identity, session, own)))
 
 
 def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[int]) -> None:
@@ -80,9 +100,10 @@ def _renew_credit(session: WorkerSession, message: Results) -> None:
 
 
 def _apply_all(
-    state: BrokerState, message: Results, session: WorkerSession | None, now: Now
+    state: BrokerState, message: Results, session: WorkerSession | None, foreign: Container[int], now: Now
 ) -> tuple[list[Task], str | None]:
-    """Apply each result that counts. Return the tasks that the ack depends on, and the code of a refused result.
+    """Apply each result that counts, except those of other brokers' steps. Return the tasks that the ack depends on,
+    and the code of a refused result.
 
     The ack of a late result depends on its task as well: the rows that made the result late may not be stored yet.
     """
@@ -94,7 +115,7 @@ def _apply_all(
         if step is None:
             if result.step_id >= FIRST:
                 copies.on_result(state, result, message.worker, now)
-            else:
+            elif result.step_id not in foreign:
                 state.counters.late_results += 1
             continue
         about.append(step.task)

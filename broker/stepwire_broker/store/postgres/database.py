@@ -7,23 +7,24 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
-import psycopg
 from stepwire_protocol import host
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.definitions.stored_rows import Opened
-from stepwire_broker.store.errors import InUse, StoreRefused
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.store.errors import InUse
 from stepwire_broker.store.ports import IDS_AT_START
+from stepwire_broker.store.rows import NO_TASKS
 
 from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
-from .ownership import Ownership, TakenLane
+from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
 from .pruning import PostgresPruning
 from .queries import PostgresQueries
 from .readers import PostgresReaders
+from .refusals import refusals_of
 from .schema import check_tables, create_tables, has_tables, read_schema_name
 from .start_checks import ServerFacts, check_server
 from .statements import ColdStatements, reserved_ids
@@ -178,9 +179,9 @@ def _begin_epoch(
     return int(epoch), int(lease_ms_before)
 
 
-def _take(ownership: Ownership, pipeline: Pipeline, count: int, dead: Any) -> list[TakenLane]:
+def _take(ownership: Ownership, pipeline: Pipeline, count: int, dead: Any) -> list[TakenEnd]:
     """Take all lanes. A lane whose row a former owner's transaction still holds is free when that transaction ends."""
-    taken: list[TakenLane] = []
+    taken: list[TakenEnd] = []
     until_s = time.monotonic() + TAKE_S
     while True:
         taken += ownership.take(pipeline, count, dead)
@@ -194,7 +195,7 @@ def _take(ownership: Ownership, pipeline: Pipeline, count: int, dead: Any) -> li
         time.sleep(TAKE_PAUSE_S)
 
 
-def _reserve_ids(pipeline: Pipeline, schema: str, lanes: list[TakenLane]) -> dict[int, tuple[int, int]]:
+def _reserve_ids(pipeline: Pipeline, schema: str, lanes: list[TakenEnd]) -> dict[int, tuple[int, int]]:
     reserve = ColdStatements(schema).reserve_ids
     replies = pipeline.run([StatementCall(reserve, (IDS_AT_START, lane.lane)) for lane in lanes])
     return {lane.lane: reserved_ids(reply.rows, IDS_AT_START) for lane, reply in zip(lanes, replies, strict=True)}
@@ -204,7 +205,7 @@ def _read(
     connection: PostgresConnection,
     schema: str,
     epoch: int,
-    lanes: list[TakenLane],
+    lanes: list[TakenEnd],
     ids: dict[int, tuple[int, int]],
     lease_ms_before: int,
 ) -> Opened:
@@ -213,16 +214,19 @@ def _read(
         (deployment,) = _one(connection, "SELECT value FROM meta WHERE name = 'deployment'", {})
         queries = PostgresQueries(connection)
         counts = queries.open_counts()
+        blocks = dict(queries.plain("SELECT number, lane FROM blocks"))
+
+        def taken(lane: int, lane_epoch: int, end: int) -> TakenLane:
+            open_tasks, open_steps = counts.get(lane, NO_TASKS)
+            own = tuple(number for number, of in blocks.items() if of == lane)
+            return TakenLane(lane, lane_epoch, end, ids[lane], open_tasks, open_steps, lease_ms_before, own)
+
         return Opened(
             deployment=deployment,
             epoch=epoch,
-            ids=ids,
-            blocks=dict(queries.plain("SELECT number, lane FROM blocks")),
-            lanes={lane.lane: lane.end for lane in lanes},
-            lease_ms_before=lease_ms_before,
+            blocks=blocks,
+            lanes=tuple(taken(*lane) for lane in lanes),
             workflows=queries.workflows(),
-            open_tasks=counts.tasks,
-            open_steps=counts.steps,
             controls=queries.controls(),
         )
 
@@ -235,25 +239,3 @@ def _one(connection: PostgresConnection, statement: str, values: dict[str, Any])
     row = connection.execute(statement.encode(), values).fetchone()
     assert row is not None
     return row
-
-
-class refusals_of:
-    """Turn errors of the start into sentences for the operator."""
-
-    def __init__(self, address: PostgresAddress) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and this user lacks a right: "
-                f"{error.diag.message_primary}. Grant it, or let the owner of the tables run the broker"
-            ) from error
-        if isinstance(error, psycopg.Error | ConnectionLost | StatementFailed):
-            text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-            raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and the start failed: {text or error}"
-            ) from error

@@ -14,7 +14,7 @@ from stepwire_broker.core.membership.cluster_rows import ObservedBroker
 from .pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
 
 
-class TakenLane(NamedTuple):
+class TakenEnd(NamedTuple):
     lane: int
     epoch: int
     end: int  # the sequence of the last group of its former owner
@@ -30,7 +30,7 @@ class Ownership:
         self._ends = Statement("ends", _ENDS.format(schema=schema))
         self._release = Statement("release", _RELEASE.format(schema=schema))
 
-    def take(self, pipeline: Pipeline, most: int, dead: Sequence[ObservedBroker] = ()) -> list[TakenLane]:
+    def take(self, pipeline: Pipeline, most: int, dead: Sequence[ObservedBroker] = ()) -> list[TakenEnd]:
         """Take at most this number of lanes: free ones, own ones of a former run, and those of dead brokers. A lane
         whose row is locked, because its owner has a group open, is passed over."""
         observed = msgspec.json.encode(list(dead))
@@ -42,7 +42,7 @@ class Ownership:
         # In the statement of the take, the snapshot is older than the lock: it would miss the old owner's last group.
         (found,) = pipeline.run([StatementCall(self._ends, (msgspec.json.encode(list(epochs)),))])
         ends = {int(lane or 0): int(end or 0) for lane, end in found.rows}
-        return [TakenLane(lane, epoch, ends.get(lane, 0)) for lane, epoch in sorted(epochs.items())]
+        return [TakenEnd(lane, epoch, ends.get(lane, 0)) for lane, epoch in sorted(epochs.items())]
 
     def release(self, pipeline: Pipeline, lane: int, epoch: int) -> bool:
         """Give a lane up, after its last group. False: another broker has taken it before."""

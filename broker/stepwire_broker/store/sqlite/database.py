@@ -1,10 +1,14 @@
 """An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
+from pathlib import Path
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.store.contents import COPIED, note
+from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import IDS_AT_START, LANE
+from stepwire_broker.store.rows import NO_TASKS
 
 from . import opening
 from .cleaning import SqliteCleaning
@@ -12,6 +16,7 @@ from .migrate import migrate
 from .pruning import SqlitePruning
 from .queries import SqliteQueries
 from .readers import SqliteReaders
+from .stored_state import SqliteState
 from .writer import OwnedLane, SqliteWriter, reserve_ids
 
 
@@ -21,9 +26,9 @@ class SqliteDatabase:
     def __init__(self, lock: opening.Lock, writer: SqliteWriter, readers: SqliteReaders, opened: Opened) -> None:
         self.opened = opened
         self.file = writer.path
-        self.writers = dict.fromkeys(opened.lanes, writer)
+        self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = readers
-        self.pruning = {lane: SqlitePruning(writer) for lane in opened.lanes}
+        self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
         self._writer = writer
@@ -45,6 +50,7 @@ def open_database(
         connection = opening.open_writer(path)
         try:
             migrate(connection)
+            _refuse_copied(connection, path)
             lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
             writer = SqliteWriter(connection, path, lane)
             readers = SqliteReaders(path, settings.pool_size)
@@ -55,6 +61,16 @@ def open_database(
         lock.release()
         raise
     return SqliteDatabase(lock, writer, readers, opened)
+
+
+def _refuse_copied(connection: sqlite3.Connection, path: Path) -> None:
+    """Two brokers of one deployment would run the same steps."""
+    copied = note(SqliteState(connection), COPIED)
+    if copied is not None:
+        raise StoreRefused(
+            f"{path} was copied to {copied['to']}: set database.url to that database. To return to the file, "
+            "restore a backup of it"
+        )
 
 
 def lane_of(connection: sqlite3.Connection) -> OwnedLane:
@@ -95,16 +111,23 @@ def begin_epoch(
     (deployment,) = connection.execute("SELECT value FROM meta WHERE name = 'deployment'").fetchone()
     (epoch,) = connection.execute("SELECT epoch FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     queries = SqliteQueries(connection)
-    counts = queries.open_counts()
+    counts = queries.open_counts().get(lane.id, NO_TASKS)
+    blocks = dict(connection.execute("SELECT number, lane FROM blocks").fetchall())
+    taken = TakenLane(
+        lane=lane.id,
+        epoch=lane.epoch,
+        end=lane.seq,
+        ids=ids,
+        open_tasks=counts.tasks,
+        open_steps=counts.steps,
+        lease_ms=lease_ms_before,
+        blocks=tuple(number for number, owner in blocks.items() if owner == lane.id),
+    )
     return lane, Opened(
         deployment=deployment,
         epoch=epoch,
-        ids={lane.id: ids},
-        blocks=dict(connection.execute("SELECT number, lane FROM blocks").fetchall()),
-        lanes={lane.id: lane.seq},
-        lease_ms_before=lease_ms_before,
+        blocks=blocks,
+        lanes=(taken,),
         workflows=queries.workflows(),
-        open_tasks=counts.tasks,
-        open_steps=counts.steps,
         controls=queries.controls(),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads, StoredStep, StoredTask
-from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory
+from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory, counts_by_lane
 
 from .reading import NOT_PRUNED, OPEN_TASK_IDS, Reading, json_list
 
@@ -89,15 +89,15 @@ class LoadingQueries(Reading):
             )
         ]
 
-    def open_counts(self) -> OpenCounts:
+    def open_counts(self) -> dict[int, OpenCounts]:
         rows = self.execute(
             f"""
-            SELECT namespace, count(*),
+            SELECT lane, namespace, count(*),
              sum((SELECT count(*) FROM steps WHERE task_id = tasks.id AND finished_ms IS NULL))
-            FROM tasks WHERE id IN ({OPEN_TASK_IDS}) GROUP BY namespace
+            FROM tasks WHERE id IN ({OPEN_TASK_IDS}) GROUP BY lane, namespace
             """  # noqa: S608
         ).fetchall()
-        return OpenCounts(sum(tasks for _, tasks, _ in rows), {name: steps for name, _, steps in rows if steps})
+        return counts_by_lane(rows)
 
     def tasks_with_history(self, task_ids: Sequence[int], resident_bytes_max: int) -> list[TaskWithHistory]:
         with self.snapshot():

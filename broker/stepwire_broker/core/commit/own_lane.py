@@ -1,0 +1,29 @@
+"""A lane that this broker owns, apart from its groups: its ids, its tasks in the database, and how it was taken."""
+
+from msgspec import Struct
+
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
+
+from .id_blocks import LaneIds
+
+
+class OwnLane(Struct, kw_only=True):
+    number: int
+    epoch: int  # of the lane, not of this broker's start
+    taken_mono: int
+    safe_at_mono: int  # from this time on no worker holds a lease from a former owner of this lane
+    ids: LaneIds
+    open_by_namespace: dict[str, int]  # open steps, in memory or not; no namespace without open steps is here
+    unloaded: int  # open tasks that are only in the database
+    left_behind: LeftBehind | None  # tasks that the former owner had in memory; None: all were read
+    stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
+    stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
+
+
+def count(counts: dict[str, int], name: str, more: int) -> None:
+    """Add to a count. A negative number subtracts. A count of 0 is removed."""
+    counted = counts.get(name, 0) + more
+    if counted:
+        counts[name] = counted
+    else:
+        counts.pop(name, None)

@@ -1,0 +1,1 @@
+"""Which tasks are in memory, and which wait in the database."""

@@ -1,0 +1,140 @@
+"""Steps of lanes that other brokers own: their results are left to the owners, and never acknowledged here."""
+
+import msgspec
+from stepwire_broker.core.commit.decision import LoadBySteps
+from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
+from stepwire_broker.core.definitions.stored_rows import Loaded
+from stepwire_broker.core.model import events
+from stepwire_protocol import messages as wire
+
+from .world import DEPLOYMENT, ONE, W, World, one
+
+FOREIGN_LANE = 77
+FOREIGN = 500 * IDS_PER_BLOCK + 5  # a step of that lane
+OTHER_SESSION = "9.1"  # with the broker that owns it
+
+
+def with_a_foreign_lane(world: World | None = None) -> World:
+    world = world or World()
+    world.state.blocks[500] = FOREIGN_LANE
+    return world
+
+
+def result(step_id: int, delivery: int = 1) -> wire.Result:
+    return wire.Result(step_id=step_id, delivery=delivery, status="completed", output=msgspec.Raw(b"{}"))
+
+
+def report(world: World, batch_id: str, *results: wire.Result, session: str = "7.1", rid: int = 1) -> None:
+    world.say(
+        wire.Results(
+            v="2.0",
+            worker=W,
+            session=session,
+            deployment=DEPLOYMENT,
+            batch_id=batch_id,
+            protocol_version="2.0",
+            rid=rid,
+            results=list(results),
+        )
+    )
+
+
+def test_a_result_of_another_brokers_step_is_neither_read_nor_acknowledged() -> None:
+    world = with_a_foreign_lane()
+    world.hello()
+    world.forget()
+    report(world, "batch_1", result(FOREIGN), session=OTHER_SESSION)
+    assert world.sent == []
+    assert world.reads_decided == 0
+    assert world.state.counters.ignored == 1
+
+
+def test_a_result_that_ended_here_before_its_lane_moved_is_not_acknowledged() -> None:
+    world = with_a_foreign_lane()
+    world.hello()
+    world.state.ended[FOREIGN] = 30_000
+    report(world, "batch_1", result(FOREIGN))
+    assert world.acked == []
+
+
+def test_a_message_with_steps_of_two_brokers_is_applied_and_not_acknowledged() -> None:
+    world = with_a_foreign_lane()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    report(world, batch.batch_id, result(batch.steps[0].step_id), result(FOREIGN))
+    assert world.row(task_id).state == "completed"
+    assert world.acked == []
+    assert world.heard(wire.Adopt) == [], "the worker reports it to this broker already"
+    world.check()
+
+
+def test_a_broker_adopts_its_steps_of_a_message_that_the_worker_sends_to_another_broker() -> None:
+    world = with_a_foreign_lane()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    own = (batch.steps[0].step_id, 1)
+    report(world, batch.batch_id, result(own[0]), result(FOREIGN), session=OTHER_SESSION)
+    assert world.row(task_id).state == "completed"
+    assert world.acked == []
+    assert [adopt.items for adopt in world.heard(wire.Adopt, W)] == [[own]]
+    report(world, batch.batch_id, result(own[0]), rid=2)
+    assert world.acked == [2], "the worker reports the step in a message of its own now"
+
+
+def test_a_refusal_of_one_step_does_not_make_the_worker_forget_the_steps_of_another_broker() -> None:
+    world = with_a_foreign_lane()
+    world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    report(world, "batch_9", result(batch.steps[0].step_id), result(FOREIGN))
+    assert world.heard(wire.Refused) == []
+
+
+def test_a_result_of_an_unknown_block_teaches_its_lane_so_the_next_one_is_not_read() -> None:
+    world = World(answers_reads=False)
+    task_id = world.task(ONE)
+    stored = world.rows.read(LoadBySteps(0, [task_id + 1]), world.now.wall, 1_000).loaded
+    world.hello()
+    report(world, "batch_1", result(FOREIGN), session=OTHER_SESSION)
+    (read,) = world.reads
+    task = stored.tasks[0]._replace(id=FOREIGN - 1, lane=FOREIGN_LANE)
+    step = stored.steps[0]._replace(id=FOREIGN, task_id=FOREIGN - 1)
+    world.reads.clear()
+    world.handle(events.LoadedTasks(Loaded([task], [step]), read.request))
+    assert FOREIGN - 1 not in world.state.tasks
+    report(world, "batch_1", result(FOREIGN), session=OTHER_SESSION)
+    assert world.reads_decided == 1
+    assert world.acked == []
+
+
+# -- level 0 ----------------------------------------------------------------------------------------------------------
+
+
+def answer(world: World, batch_id: str, *results: wire.Result) -> None:
+    world.handle(wire.ResultsLevel0(batch_id=batch_id, protocol_version="1.0", results=list(results)))
+
+
+def test_an_answer_of_a_level_0_handler_to_another_broker_is_neither_read_nor_refused() -> None:
+    world = with_a_foreign_lane()
+    world.peer()
+    answer(world, "batch_1", result(FOREIGN))
+    assert world.reads_decided == 0
+    assert world.complaints == []
+    assert world.state.counters.late_results == 0
+
+
+def test_an_answer_with_steps_of_two_brokers_counts_for_the_own_ones() -> None:
+    world = with_a_foreign_lane()
+    world.peer()
+    task_id = world.task(one(timeout="30s"))
+    (batch,) = world.handed
+    answer(world, batch.batch_id, result(batch.steps[0].step_id), result(FOREIGN))
+    assert world.row(task_id).state == "completed"
+    assert world.reads_decided == 0
+    assert world.complaints == []
+    world.check()
