@@ -53,7 +53,13 @@ class MemoryDatabase:
         self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = MemoryReaders(tables)
         self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
+        self._tables = tables
+        self._refuses = refuses
         self.cleaning: Any = None  # these tables have no file
+
+    def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
+        writer = MemoryWriter(self._tables, taken.epoch, self._refuses, taken.lane)
+        return writer, MemoryPruning(self._tables, writer)
 
     def lost(self) -> None:
         return None
