@@ -15,7 +15,11 @@ from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
 from .answers.answers import CommandRefused
+<<<<<<< HEAD
 from .brokers import addresses
+=======
+from .answers.hints import Hint, HintCode
+>>>>>>> lanes
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
@@ -37,12 +41,12 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import opening
+from .lanes import losing, opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
-from .model.events import Event, Now
+from .model.commit_group import CommitGroup, Committed, LaneLost, StallCode, Stalled
+from .model.events import Command, Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
@@ -85,7 +89,20 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
+<<<<<<< HEAD
+=======
+RETRY_FOREIGN_MS: Final = 1_000
+PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
+>>>>>>> lanes
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
+# These write what belongs to no task, so the broker must own a lane.
+LANE_COMMANDS: Final = {
+    **drain.COMMANDS,
+    **auditing.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
+}
 
 
 class Machine:
@@ -109,6 +126,8 @@ class Machine:
         kind = type(event)
         if kind in MESSAGES:
             _on_message(state, event, now)
+        elif not state.lanes and kind in LANE_COMMANDS:
+            state.refuse_now(event.request, submission.no_lane())  # type: ignore[union-attr]
         else:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
@@ -195,7 +214,9 @@ def _answer(state: BrokerState, send: SendAnswer) -> None:
 
 
 def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
-    lane = state.outbox.lanes[event.lane]
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is None:
+        return  # the lane was lost meanwhile
     if lane.stalled is not None:
         _go_on(state, lane)
     wrote = state.outbox.committed(event.lane, event.seq)
@@ -236,7 +257,9 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
 
 
 def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
-    state.outbox.lanes[event.lane].stalled = event.code
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is not None:
+        lane.stalled = event.code
 
 
 def _go_on(state: BrokerState, lane: LaneState) -> None:
@@ -282,6 +305,9 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
         return
+    if not residency.of_own_lanes(state, loaded, load).tasks:
+        HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
+        return
     if row.id not in state.tasks:
         if row.finished_ms is None:
             residency.insert(state, loaded, load, now)
@@ -320,7 +346,16 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 # -- commands on tasks ------------------------------------------------------------------------------------------------
 
 
+def _on_foreign(state: BrokerState, event: Command, number: int) -> None:
+    """Handle a command on a task or a step that another broker owns. Nothing is read."""
+    text = f"another broker owns lane {state.lane_of(number)}, which has the task"
+    state.refuse_now(event.request, CommandRefused("starting", text, Hint(HintCode.SEND_AGAIN), RETRY_FOREIGN_MS))
+
+
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
+    if state.is_foreign(event.task_id):
+        _on_foreign(state, event, event.task_id)
+        return
     task = state.tasks.get(event.task_id)
     code = _stall_of(state, event.task_id)
     if code is not None:
@@ -333,6 +368,9 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
 
 
 def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
+    if state.is_foreign(event.step_id):
+        _on_foreign(state, event, event.step_id)
+        return
     step = state.steps.get(event.step_id)
     task = None if step is None else step.task
     code = _stall_of(state, event.step_id)
@@ -466,16 +504,13 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
-    **drain.COMMANDS,
-    **auditing.COMMANDS,
-    **executor_control.COMMANDS,
-    **allowance.COMMANDS,
-    **routing_rules.COMMANDS,
+    **LANE_COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     events.LanesTaken: opening.on_taken,
+    LaneLost: losing.on_lost,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

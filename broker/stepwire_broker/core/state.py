@@ -335,7 +335,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
+        self.outbox.touch_any().controls.append(change)
 
     def forget_quieted(self, worker: str) -> None:
         """Forget that an operator drained this worker: its process has ended, or later ones are remembered instead."""
@@ -378,7 +378,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
         """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        (self.outbox.touch_any() if lane is None else self.outbox.touch(lane)).audit.append(row)
         self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:

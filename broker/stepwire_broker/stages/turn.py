@@ -10,6 +10,7 @@ from stepwire_broker.core.commit.decision import (
     BreakerChanged,
     Complaint,
     Decision,
+    LaneGone,
     OffersLeftOut,
     Read,
     WatchProcess,
@@ -40,6 +41,7 @@ class Around(NamedTuple):
     progressed: Callable[[list[StepProgress]], None]
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
+    lane_gone: Callable[[LaneGone], None]
 
 
 class Turn:
@@ -94,3 +96,5 @@ class Turn:
             around.offers_left_out(left_out)
         for news in decision.worker_news:
             around.worker_news(news)
+        for gone in decision.lanes_gone:
+            around.lane_gone(gone)

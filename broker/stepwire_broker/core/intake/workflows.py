@@ -17,7 +17,7 @@ def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
         state.refuse_now(event.request, refused)
         return
     workflow = event.workflow
-    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane = state.outbox.touch_any()
     lane.workflows.append(
         WorkflowNew(
             event.request,
@@ -79,7 +79,7 @@ def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
     if refused is not None or workflow is None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return
-    state.outbox.touch(min(state.outbox.lanes)).activations.append((event.request, workflow.id))
+    state.outbox.touch_any().activations.append((event.request, workflow.id))
     part: AuditPart = ("request", event.request)
     state.audit(event, "activate_workflow", _named(workflow), now, part=part, detail={"digest": workflow.digest})
     add_workflow(state, workflow, active=True)

@@ -1,7 +1,11 @@
 """An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
+<<<<<<< HEAD
 from pathlib import Path
+=======
+from typing import NoReturn
+>>>>>>> lanes
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
@@ -32,6 +36,9 @@ class SqliteDatabase:
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
         self._writer = writer
+
+    def open_lane(self, taken: TakenLane) -> NoReturn:
+        raise AssertionError("SQLite has one lane, which every start takes")
 
     def lost(self) -> str | None:
         return self._writer.lost()
