@@ -47,11 +47,12 @@ from .core.routing.level0_handlers import OFFERED_MAX
 from .core.workers import authority
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
-from .pulse import Pulse, PulseActions, read_clocks
+from .pulse import Pulse, PulseActions
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
 from .store import Store
+from .store.clocks import read_clocks
 from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")

@@ -50,8 +50,8 @@ from .core_loop import CoreLoop
 from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
-from .pulse import read_clocks
 from .store import Store, open_store
+from .store.clocks import read_clocks
 from .store.queries import Queries
 from .taps import Tap
 

@@ -57,17 +57,13 @@ class MemoryDatabase:
         own = [taken.lane for taken in opened.lanes]
         self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
-<<<<<<< HEAD
         self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
-=======
-        self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
         self._tables = tables
         self._refuses = refuses
->>>>>>> lanes
         self.cleaning: Any = None  # these tables have no file
 
     def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
-        writer = MemoryWriter(self._tables, taken.epoch, self._refuses, taken.lane)
+        writer = MemoryWriter(self._tables, taken.lane, self._refuses)
         return writer, MemoryPruning(self._tables, writer)
 
     def lost(self) -> None:

@@ -15,11 +15,8 @@ from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
 from .answers.answers import CommandRefused
-<<<<<<< HEAD
-from .brokers import addresses
-=======
 from .answers.hints import Hint, HintCode
->>>>>>> lanes
+from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
@@ -89,11 +86,7 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-<<<<<<< HEAD
-=======
 RETRY_FOREIGN_MS: Final = 1_000
-PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
->>>>>>> lanes
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 # These write what belongs to no task, so the broker must own a lane.
 LANE_COMMANDS: Final = {

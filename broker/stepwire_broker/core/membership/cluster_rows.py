@@ -24,6 +24,18 @@ class BrokerRow(Struct, frozen=True, kw_only=True):
     is_gone: bool = False  # its process on this host has ended, as the operating system reports
 
 
+class Presence(Struct, frozen=True, kw_only=True):
+    """How this broker describes itself at a beat."""
+
+    listeners: str = ""
+    http: str | None = None
+    is_draining: bool = False
+    config_digest: str | None = None
+    open_steps: Mapping[str, int] = {}
+    workers: int = 0
+    controls_revision: int = 0
+
+
 class LaneOwner(Struct, frozen=True):
     """A lane and its owner: the id and the epoch of a broker. `epoch` rises at every change of the owner."""
 
@@ -65,3 +77,4 @@ class TakeLanes(Struct, frozen=True):
     most: int
     dead: tuple[ObservedBroker, ...] = ()
     served: tuple[int, ...] = ()  # own lanes, which are not taken a second time
+    stuck: tuple[int, ...] = ()  # lanes of dead brokers that a transaction still holds: it is ended

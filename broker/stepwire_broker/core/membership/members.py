@@ -17,6 +17,7 @@ from .watch import BrokerWatch, Workers, owner_of
 BEATS_A_LEASE: Final = 5
 DARK_PERCENT: Final = 94  # of the lease: two clocks may differ by 3 % each
 BEHIND_BEATS: Final = 2  # for which another broker has fewer lanes than its aim, before one is released for it
+STUCK_BEATS: Final = 3  # at which a lane of a dead broker could not be taken, because a transaction holds it
 FREE_BEATS: Final = 2  # after which a lane that its taker leaves may be taken by another broker
 
 
@@ -74,6 +75,7 @@ class Members:
         self._watch = BrokerWatch(broker, epoch, lease_ms // BEATS_A_LEASE)
         self._behind: dict[str, int] = {}  # by broker: the number of beats for which it had fewer lanes than its aim
         self._free: dict[int, FreeLane] = {}
+        self._given: dict[int, int] = {}  # by lane that was released: its last own epoch
         self._is_taking = False  # a take was decided and its outcome is not known
         self._workers = Workers(begun_mono)
         self.dark_mono = begun_mono + self._silence_ms
@@ -92,6 +94,10 @@ class Members:
     def taken(self) -> None:
         """The outcome of the last take is known."""
         self._is_taking = False
+
+    def released(self, lane: int, epoch: int) -> None:
+        """The release of this lane is stored: rows that were read before it say nothing about the lane."""
+        self._given[lane] = epoch
 
     def beaten(self, beaten: Beaten, own: OwnLanes) -> Conclusion:
         """Conclude from a beat. A decided take must be reported by `taken`, whatever it brought."""
@@ -156,7 +162,13 @@ class Members:
 
     def _unserved(self, beaten: Beaten, own: OwnLanes) -> list[LaneOwner]:
         """Return own lanes of a former run, and lanes of a take whose answer was lost."""
-        return [lane for lane in beaten.lanes if lane.owner == self._broker and lane.lane not in own.served]
+        return [
+            lane
+            for lane in beaten.lanes
+            if lane.owner == self._broker
+            and lane.lane not in own.served
+            and lane.epoch > self._given.get(lane.lane, -1)
+        ]
 
     def _take(self, beaten: Beaten, own: OwnLanes, served: set[int], share: Share, conclusion: Conclusion) -> None:
         dead = self._watch.dead()
@@ -176,7 +188,10 @@ class Members:
             owning = {owner_of(lane) for lane in free}
             self._is_taking = True
             conclusion.takes = TakeLanes(
-                most, tuple(each for each in dead if (each.id, each.epoch) in owning), tuple(sorted(served))
+                most=most,
+                dead=tuple(each for each in dead if (each.id, each.epoch) in owning),
+                served=tuple(sorted(served)),
+                stuck=tuple(lane.lane for lane in free if lane.owner is not None and self._is_stuck(lane)),
             )
 
     def _wanted(self, beaten: Beaten, share: Share) -> int:
@@ -187,6 +202,9 @@ class Members:
         long_left = [lane for lane in left if beaten.sent_mono - lane.since_mono >= self._lease_ms]
         highest = most_of(len(share.takers), len(beaten.lanes))
         return max(0, share.aims[self._broker] - held, min(len(left), highest - held), len(long_left))
+
+    def _is_stuck(self, lane: LaneOwner) -> bool:
+        return self._free[lane.lane].beats >= STUCK_BEATS
 
     def _still_free(self, lane: LaneOwner, mono: int) -> FreeLane:
         before = self._free.get(lane.lane)

@@ -1,11 +1,8 @@
 """An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
-<<<<<<< HEAD
 from pathlib import Path
-=======
 from typing import NoReturn
->>>>>>> lanes
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
