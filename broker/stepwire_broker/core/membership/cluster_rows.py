@@ -36,7 +36,7 @@ class Presence(Struct, frozen=True, kw_only=True):
     controls_revision: int = 0
 
 
-class LaneOwner(Struct, frozen=True):
+class LaneOwner(Struct, frozen=True, array_like=True):
     """A lane and its owner: the id and the epoch of a broker. `epoch` rises at every change of the owner."""
 
     lane: int
