@@ -11,14 +11,16 @@ from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
-from .tables import Tables
+from .tables import OrderRow, Tables
 from .writer import MemoryWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+KEPT_MS = 3_600_000
 
-def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> Opened:
+
+def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int, *, is_shared: bool = False) -> Opened:
     """Begin a new epoch, which fences every writer of an earlier one."""
     tables.broker = broker_id
     tables.deployment = tables.deployment or f"{entropy:032x}"
@@ -32,6 +34,8 @@ def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> 
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
+        revision=MemoryQueries(tables).controls_revision(),
+        is_shared=is_shared,
     )
 
 
@@ -52,6 +56,7 @@ class MemoryDatabase:
         writer = MemoryWriter(tables, opened.epoch, refuses)
         self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = MemoryReaders(tables)
+        self.orders = MemoryOrders(tables) if opened.is_shared else None
         self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
         self._tables = tables
         self._refuses = refuses
@@ -65,6 +70,27 @@ class MemoryDatabase:
         return None
 
     def release(self) -> None:
+        pass
+
+
+class MemoryOrders:
+    """The port `Orders` of store/ports.py. An order is stored at once."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def put(self, lane: int, request: str) -> Future[int]:
+        orders = self._tables.orders
+        number = max(orders, default=0) + 1
+        until_ms = self._tables.now_ms() - KEPT_MS
+        for old in [n for n, row in orders.items() if row.asked_ms < until_ms]:
+            del orders[old]
+        orders[number] = OrderRow(lane, self._tables.now_ms(), request, None)
+        future: Future[int] = Future()
+        future.set_result(number)
+        return future
+
+    def close(self) -> None:
         pass
 
 

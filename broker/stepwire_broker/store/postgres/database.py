@@ -20,6 +20,7 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .orders import PostgresOrders
 from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
 from .pruning import PostgresPruning
@@ -42,6 +43,7 @@ class PostgresDatabase:
         opened: Opened,
         open_lane: Callable[[int, int], tuple[PostgresWriter, PostgresPruning]],
         readers: PostgresReaders[PostgresQueries],
+        orders: PostgresOrders,
         beats: Beats,
         release: Callable[[], None],
     ) -> None:
@@ -52,6 +54,7 @@ class PostgresDatabase:
         self.pruning = {lane: pruning for lane, (_, pruning) in opened_lanes.items()}
         self._open_lane = open_lane
         self.readers = readers
+        self.orders = orders
         self.cleaning = PostgresCleaning()
         self._beats = beats
         self._release = release
@@ -125,7 +128,8 @@ def open_database(
         except (ConnectionLost, StatementFailed):
             pass
 
-    return PostgresDatabase(opened, open_lane, readers, beats, release)
+    orders = PostgresOrders(partial(pipeline, "orders"), schema)
+    return PostgresDatabase(opened, open_lane, readers, orders, beats, release)
 
 
 def check(settings: DatabaseSettings) -> str:
@@ -232,6 +236,8 @@ def _read(
             lanes=tuple(taken(*lane) for lane in lanes),
             workflows=queries.workflows(),
             controls=queries.controls(),
+            revision=queries.controls_revision(),
+            is_shared=True,
         )
 
 
