@@ -42,6 +42,7 @@ DEPLOYMENT = "d" * 32
 HOST = "h1"
 WALL_MS = 1_800_000_000_000
 
+OTHER_EPOCH = 1_000  # of another broker
 LEASE_MS = 10_000
 DIES_MS = 10_301  # 3 % later than the lease, and one
 
@@ -115,7 +116,7 @@ class World:
             epoch=epoch,
             blocks={number: block.lane for number, block in self.rows.tables.blocks.items()},
             lanes=tuple(
-                taken_lane(self.rows.tables, lane, epoch, self.lease_before_ms, own)
+                taken_lane(self.rows.tables, lane, self.lease_before_ms, own)
                 for lane, own in ids.items()
                 if lane in self.own
             ),
@@ -184,13 +185,14 @@ class World:
 
     def lose(self, lane: int) -> None:
         """Another broker takes this lane. A group that is being written is not stored."""
+        self.rows.tables.take(lane, "b2", OTHER_EPOCH)
         self.writings.pop(lane, None)
         self.handle(LaneLost(lane))
 
     def take(self, lane: int, lease_ms: int = 0) -> None:
         """This broker takes a lane again that it had lost."""
-        taken = taken_lane(self.rows.tables, lane, self.rows.tables.epoch, lease_ms)
-        self.handle(events.LanesTaken((taken,)))
+        self.rows.tables.take(lane, BROKER, self.state.identity.epoch)
+        self.handle(events.LanesTaken((taken_lane(self.rows.tables, lane, lease_ms),)))
 
     def stall(self, code: str = "disk_full", lane: int = LANE) -> None:
         self.handle(Stalled(lane, self.writings[lane].seq, code, "for the test"))

@@ -15,6 +15,7 @@ from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
 from .answers.answers import CommandRefused
+from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
@@ -86,7 +87,6 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 # These write what belongs to no task, so the broker must own a lane.
 LANE_COMMANDS: Final = {
@@ -493,22 +493,6 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
         state.decision.reads.append(LoadById(request, [task_id]))
 
 
-def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    broker, before = state.identity.broker, state.peers
-    state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
-    if event.next is not None:
-        state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    state.peers_in_welcome = state.peers
-    if event.replaced is not None:
-        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
-        # the second one in time; with the new key alone it would not know that its own is the wrong one.
-        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
-        state.peers_in_welcome = [old, *state.peers]
-    if before and before != state.peers:
-        state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
-        hello.tell_peers(state, now)
-
-
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
@@ -569,7 +553,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ProcessDied: loss.on_process_died,
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
-    events.EndpointsBound: _on_endpoints_bound,
+    events.EndpointsBound: addresses.on_endpoints_bound,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,
