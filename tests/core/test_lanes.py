@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
+from stepwire_broker.core.answers.answers import CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.intake.commands import CancelTask, ResolveStep
 from stepwire_broker.core.intake.drain import DrainWorker
@@ -17,9 +17,9 @@ LOST, KEPT = 1, 2
 RAW = msgspec.Raw(b"{}")
 
 
-def two_lanes(document: dict[str, Any] = ONE) -> tuple[World, int, int]:
+def two_lanes(document: dict[str, Any] = ONE, own: list[int] | None = None) -> tuple[World, int, int]:
     """A broker of two lanes, with a task in each. Returns the task of the lane that will be lost, and the other one."""
-    world = World(lanes=2)
+    world = World(lanes=2, own=own)
     tasks = {}
     while len(tasks) < 2:
         task_id = world.task(document)
@@ -140,16 +140,31 @@ def test_a_read_that_was_asked_before_the_loss_brings_no_task_of_the_lane_back()
     world.check()
 
 
-def test_a_command_on_a_task_of_a_lost_lane_reads_nothing_and_is_refused() -> None:
-    world, lost, _kept = two_lanes()
+def test_commands_and_waits_for_a_task_of_a_lost_lane_go_to_its_owner() -> None:
+    world, lost, _kept = two_lanes(own=[LOST, KEPT])
+    world.ask(events.AwaitTask, task_id=lost)
+    waiting = world.requests
     world.lose(LOST)
+    assert [(wait.request, wait.task_id) for wait in world.waits] == [(waiting, lost)]
     decided = world.reads_decided
-    for refused in (
-        world.ask(CancelTask, task_id=lost),
-        world.ask(ResolveStep, step_id=lost + 1, outcome="failed", reason="no"),
-    ):
-        assert refused.code == "starting"
+    world.ask(CancelTask, task_id=lost)
+    world.ask(ResolveStep, step_id=lost + 1, outcome="failed", reason="")
+    assert [order.lane for order in world.orders] == [LOST, LOST]
     assert world.reads_decided == decided
+
+
+def test_an_open_order_of_a_lost_lane_is_left_to_its_next_owner() -> None:
+    world, lost, kept = two_lanes(own=[LOST, KEPT])
+    orders = {}
+    for task in (lost, kept):
+        orders[task] = world.order(CancelTask, lane=world.state.lane_of(task), task_id=task, by="ann")
+    world.auto = False
+    world.look()
+    world.lose(LOST)
+    world.settle()
+    assert world.order_answer(orders[lost]) is None
+    assert world.order_answer(orders[kept]) == Done(kept, "cancelled")
+    assert not world.state.orders.under_way
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

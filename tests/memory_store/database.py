@@ -11,15 +11,23 @@ from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
-from .tables import Tables
+from .tables import OrderRow, Tables
 from .writer import MemoryWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+KEPT_MS = 3_600_000
+
 
 def begin_epoch(
-    tables: Tables, broker_id: str, lease_ms: int, entropy: int, lanes: Collection[int] | None = None
+    tables: Tables,
+    broker_id: str,
+    lease_ms: int,
+    entropy: int,
+    lanes: Collection[int] | None = None,
+    *,
+    is_shared: bool = False,
 ) -> Opened:
     """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
     own = tables.lanes.keys() if lanes is None else lanes
@@ -36,6 +44,8 @@ def begin_epoch(
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
+        revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
+        is_shared=is_shared,
     )
 
 
@@ -57,6 +67,7 @@ class MemoryDatabase:
         own = [taken.lane for taken in opened.lanes]
         self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
+        self.orders = MemoryOrders(tables) if opened.is_shared else None
         self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
         self._tables = tables
         self._refuses = refuses
@@ -71,6 +82,27 @@ class MemoryDatabase:
         return None
 
     def release(self) -> None:
+        pass
+
+
+class MemoryOrders:
+    """The port `Orders` of store/ports.py. An order is stored at once."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def put(self, lane: int, request: str) -> Future[int]:
+        orders = self._tables.orders
+        number = max(orders, default=0) + 1
+        until_ms = self._tables.now_ms() - KEPT_MS
+        for old in [n for n, row in orders.items() if row.asked_ms < until_ms]:
+            del orders[old]
+        orders[number] = OrderRow(lane, self._tables.now_ms(), request, None)
+        future: Future[int] = Future()
+        future.set_result(number)
+        return future
+
+    def close(self) -> None:
         pass
 
 

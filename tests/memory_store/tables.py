@@ -79,6 +79,13 @@ class ControlRow(NamedTuple):
     revision: int
 
 
+class OrderRow(NamedTuple):
+    lane: int
+    asked_ms: int
+    request: str
+    answer: str | None
+
+
 class Tables:
     def __init__(self, lanes: int = 1) -> None:
         self.tasks: dict[int, TaskNew] = {}
@@ -94,6 +101,8 @@ class Tables:
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
+        self.orders: dict[int, OrderRow] = {}  # by id
+        self.now_ms: Callable[[], int] = lambda: 0  # the clock of the database
         self.audit: list[AuditRow] = []
         self.audit_cuts: dict[int, AuditHead] = {}  # by lane, where retention has removed rows
         self.deployment = ""

@@ -4,8 +4,17 @@ from collections.abc import Callable, Sequence
 
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
+from stepwire_broker.core.model.commit_group import (
+    AuditNew,
+    CommitGroup,
+    ControlChanged,
+    Key,
+    OrderAnswer,
+    Parked,
+    WorkflowNew,
+)
 from stepwire_broker.store.audit_chain import linked
+from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 from stepwire_broker.store.ports import LANE
@@ -105,6 +114,7 @@ class MemoryWriter:
         workflows = self._tables.workflows
         if self._find(new.namespace, new.name, new.version) is not None:
             return False
+        self.set_control(CATALOGUE_CHANGED)
         number = len(workflows) + 1
         workflows[number] = StoredWorkflow(
             number, new.namespace, new.name, new.version, new.digest, new.document.decode(), new.created_ms, 0
@@ -124,6 +134,7 @@ class MemoryWriter:
         return StoredDigest(row.id, row.digest)
 
     def activate(self, workflow_id: int) -> None:
+        self.set_control(CATALOGUE_CHANGED)
         workflows = self._tables.workflows
         wanted = workflows[workflow_id]
         for row in list(workflows.values()):
@@ -163,6 +174,15 @@ class MemoryWriter:
         rows = linked(self._tables.audit_end(self._lane), new)
         audit.extend(rows)
         self._undo.append(lambda: audit.__delitem__(slice(len(audit) - len(rows), None)))
+
+    def answer_orders(self, answers: Sequence[OrderAnswer]) -> None:
+        orders = self._tables.orders
+        for each in answers:
+            before = orders.get(each.id)
+            if before is None or before.lane != self._lane or before.answer is not None:
+                raise DataRefused(f"order {each.id} is not open")
+            orders[each.id] = before._replace(request="", answer=each.answer)
+            self._undo.append(lambda i=each.id, b=before: orders.__setitem__(i, b))  # type: ignore[misc]
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]:
         steps = self._tables.steps

@@ -12,7 +12,9 @@ from stepwire_broker.core.commit.decision import (
     Decision,
     LaneGone,
     OffersLeftOut,
+    OrderToStore,
     Read,
+    WaitElsewhere,
     WatchProcess,
     WorkerDied,
     WorkerFlaps,
@@ -25,6 +27,10 @@ from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.principal import PROCESS
 
 from . import dispatch
+
+
+def _no_other_broker(request: OrderToStore | WaitElsewhere) -> None:
+    raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
 class Around(NamedTuple):
@@ -42,6 +48,8 @@ class Around(NamedTuple):
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
     lane_gone: Callable[[LaneGone], None]
+    order: Callable[[OrderToStore], None] = _no_other_broker
+    wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
 
 
 class Turn:
@@ -84,6 +92,10 @@ class Turn:
             around.answer(decision)
         for read in decision.reads:
             around.read(read)
+        for order in decision.orders:
+            around.order(order)
+        for wait in decision.waits:
+            around.wait_elsewhere(wait)
         for watch in decision.watches:
             around.watch(watch)
         for changed in decision.breaker_changes:

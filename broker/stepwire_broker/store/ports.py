@@ -83,6 +83,16 @@ class Cluster(Protocol):
         """Close the connection of the beats."""
 
 
+class Orders(Protocol):
+    """Commands that this broker stores for the owners of other lanes."""
+
+    def put(self, lane: int, request: str) -> Future[int]:
+        """Store an order. The future has its id when the order is durable. It raises OrderNotStored; after any other
+        error the order may be stored. Orders of more than an hour ago are removed."""
+
+    def close(self) -> None: ...
+
+
 class Database(Protocol):
     """A database that one broker has locked and opened."""
 
@@ -114,6 +124,10 @@ class Database(Protocol):
     def open_lane(self, taken: TakenLane) -> tuple[LaneWriter, PruneStatements]:
         """Return the writer of a lane that this broker took after its start, and the statements that remove its old
         tasks."""
+
+    @property
+    def orders(self) -> Orders | None:
+        """None if no other broker can use the database."""
 
     def lost(self) -> str | None:
         """Return why the database is no longer the one that was opened, for example because its file was removed; None

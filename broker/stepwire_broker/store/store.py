@@ -92,6 +92,7 @@ class Store:
         self.cluster = database.cluster  # None: no other broker can use this database
         self._database = database
         self._readers = database.readers
+        self.orders = database.orders
         self._lanes: dict[int, Lane] = {}
         self._ended: list[Lane] = []  # their threads may still wait for the database
         self._retention: dict[int, Retention] = {}
@@ -175,6 +176,8 @@ class Store:
         not be written, and its outcome was not reported."""
         if self._is_all_written is None:
             self._readers.close()
+            if self.orders is not None:
+                self.orders.close()
             if self._open is None:
                 for writer in self._database.writers.values():
                     writer.close()

@@ -7,7 +7,7 @@ back.
 
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
-from stepwire_broker.core.commit.decision import LaneEnding, LaneGone
+from stepwire_broker.core.commit.decision import LaneEnding, LaneGone, WaitElsewhere
 from stepwire_broker.core.commit.outbox import LaneState, Send, SendAnswer, SendHandout
 from stepwire_broker.core.commit.own_lane import OwnLane, count
 from stepwire_broker.core.intake import submission
@@ -15,9 +15,12 @@ from stepwire_broker.core.model.commit_group import LaneLost
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task, WorkerSession
 from stepwire_broker.core.progress.deliveries import remove_delivery
+from stepwire_broker.core.sharing import orders
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import level0
 from stepwire_broker.core.workers.replies import send_reset
+
+from .opening import note_controls
 
 
 def on_lost(state: BrokerState, event: LaneLost, now: Now) -> None:
@@ -36,6 +39,7 @@ def forget(state: BrokerState, number: int, cause: LaneEnding, text: str, now: N
     own = state.lanes.pop(number)
     for load in state.loads.values():
         load.gone_lanes.add(number)
+    orders.forget_lane(state, number)
     _forget_requests(state, number, lane, unsent, unknown)
     tasks = [task for task in state.tasks.values() if task.lane == number]
     sessions = _forget_tasks(state, tasks)
@@ -44,6 +48,7 @@ def forget(state: BrokerState, number: int, cause: LaneEnding, text: str, now: N
         expire(state, session, now)
     _forget_counts(state, own)
     state.outbox.keep_controls(lane)
+    note_controls(state)
     state.decision.lanes_gone.append(LaneGone(number, cause, text, len(tasks), len(sessions)))
     waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
     for event in waiting:
@@ -70,7 +75,10 @@ def _forget_requests(
     for task_id in [task_id for task_id in state.waiters if state.lane_of(task_id) == number]:
         for request in state.waiters.pop(task_id):
             del state.asked[request]
-            state.refuse_now(request, unknown)
+            if state.is_shared:
+                state.decision.waits.append(WaitElsewhere(request, task_id))
+            else:
+                state.refuse_now(request, unknown)
 
 
 def _forget_tasks(state: BrokerState, tasks: list[Task]) -> list[WorkerSession]:

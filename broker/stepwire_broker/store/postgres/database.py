@@ -20,6 +20,7 @@ from .cluster import PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
 from .namesake import wait_until_silent
+from .orders import PostgresOrders
 from .pipeline import ANSWER_S, Pipeline
 from .pruning import PostgresPruning
 from .queries import PostgresQueries
@@ -42,6 +43,7 @@ class PostgresDatabase:
         opened: Opened,
         open_lane: Callable[[int, int], tuple[PostgresWriter, PostgresPruning]],
         readers: PostgresReaders[PostgresQueries],
+        orders: PostgresOrders,
         cluster: PostgresCluster,
     ) -> None:
         self.opened = opened
@@ -51,6 +53,7 @@ class PostgresDatabase:
         self.pruning = {lane: pruning for lane, (_, pruning) in opened_lanes.items()}
         self._open_lane = open_lane
         self.readers = readers
+        self.orders = orders
         self.cleaning = PostgresCleaning()
         self.cluster = cluster
 
@@ -116,7 +119,8 @@ def open_database(
         return writer, PostgresPruning(writer, schema, lane)
 
     readers = PostgresReaders(address, settings.pool_size, PostgresQueries, schema=schema, is_prepared=is_prepared)
-    return PostgresDatabase(opened, open_lane, readers, cluster)
+    orders = PostgresOrders(partial(pipeline, "orders"), schema)
+    return PostgresDatabase(opened, open_lane, readers, orders, cluster)
 
 
 def check(settings: DatabaseSettings) -> str:
@@ -198,6 +202,8 @@ def _read(connection: PostgresConnection, schema: str, epoch: int, lanes: list[T
             lanes=tuple(lanes),
             workflows=queries.workflows(),
             controls=queries.controls(),
+            revision=queries.controls_revision(),
+            is_shared=True,
             members=members,
         )
 
