@@ -50,8 +50,8 @@ from .core_loop import CoreLoop
 from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
-from .pulse import read_clocks
 from .store import Store, open_store
+from .store.clocks import read_clocks
 from .store.queries import Queries
 from .taps import Tap
 
@@ -346,6 +346,8 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
+        if not self.state.lanes:
+            reasons.append("no_lane")
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

@@ -9,9 +9,10 @@ import structlog
 
 from .core.machine import Machine
 from .core.model.commit_group import Broken, Stalled
-from .core.model.events import Event, LoopWasLate, Now, Tick
+from .core.model.events import Event, LoopWasLate, Tick
 from .core.model.figures import Histogram
 from .core.unroutable import Unroutable, find_unroutable
+from .store.clocks import read_clocks
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -20,10 +21,6 @@ LATE_MS: Final = 500  # a longer gap means that the loop read nothing, so no wor
 UNROUTABLE_EVERY_MS: Final = 2_000
 COMMIT_LATE_MS: Final = 1_000  # a longer commit is reported as trouble with the database
 TICKS_PUT_OFF_MAX: Final = 50  # timers must run even under steady load, when there is always a message to read
-
-
-def read_clocks() -> Now:
-    return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, time.time_ns() // 1_000_000)
 
 
 class PulseActions(NamedTuple):
@@ -126,8 +123,7 @@ class Pulse:
         """Report a removed database, which the writer of an idle broker would not notice."""
         lost = self._actions.database_lost()
         if lost is not None:
-            lane = next(iter(self._state.outbox.lanes.values()))
-            self._actions.report(Broken(lane.number, lost))
+            self._actions.report(Broken(min(self._state.lanes, default=0), lost))
 
     def _check_unroutable(self) -> None:
         """Log each kind of unroutable step once, and again when it recurs."""

@@ -28,10 +28,11 @@ class StoreAtOnce:
 
     def begin(self, epoch: int) -> None:
         """Fence every writer of an earlier epoch."""
-        self.tables.epoch = epoch
+        for lane in self.tables.lanes:
+            self.tables.take(lane, "b1", epoch)
 
     def write(self, group: CommitGroup) -> Committed:
-        writer = MemoryWriter(self.tables, self.tables.epoch, self._refuse, group.lane)
+        writer = MemoryWriter(self.tables, group.lane, self._refuse)
         outcome = Writing(group.lane, writer, group).attempt()
         assert isinstance(outcome, Committed), outcome
         return outcome

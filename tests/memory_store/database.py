@@ -1,6 +1,6 @@
 """A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,31 +20,42 @@ T = TypeVar("T")
 KEPT_MS = 3_600_000
 
 
-def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int, *, is_shared: bool = False) -> Opened:
-    """Begin a new epoch, which fences every writer of an earlier one."""
-    tables.broker = broker_id
+def begin_epoch(
+    tables: Tables,
+    broker_id: str,
+    lease_ms: int,
+    entropy: int,
+    lanes: Collection[int] | None = None,
+    *,
+    is_shared: bool = False,
+) -> Opened:
+    """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
+    own = tables.lanes.keys() if lanes is None else lanes
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
-    tables.epoch += 1
-    taken = tuple(taken_lane(tables, lane, tables.epoch, lease_ms_before) for lane in tables.seqs)
+    tables.epochs += 1
+    for lane in own:
+        tables.take(lane, broker_id, tables.epochs)
+    taken = tuple(taken_lane(tables, lane, lease_ms_before) for lane in own)
     return Opened(
         deployment=tables.deployment,
-        epoch=tables.epoch,
+        epoch=tables.epochs,
         blocks={number: block.lane for number, block in tables.blocks.items()},
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
-        revision=MemoryQueries(tables).controls_revision(),
+        revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
         is_shared=is_shared,
     )
 
 
-def taken_lane(tables: Tables, lane: int, epoch: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
+def taken_lane(tables: Tables, lane: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
     """Read what a broker needs that begins to own this lane. Without `ids`, reserve some."""
     ids = ids or tables.reserve_ids(lane, IDS_AT_START)
     counts = MemoryQueries(tables).open_counts().get(lane, NO_TASKS)
     blocks = tuple(number for number, block in tables.blocks.items() if block.lane == lane)
-    return TakenLane(lane, epoch, tables.seqs[lane], ids, counts.tasks, counts.steps, lease_ms, blocks)
+    epoch, end = tables.lanes[lane].epoch, tables.seqs[lane]
+    return TakenLane(lane, epoch, end, ids, counts.tasks, counts.steps, lease_ms, blocks)
 
 
 class MemoryDatabase:
@@ -53,12 +64,19 @@ class MemoryDatabase:
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
         self.file = None
-        writer = MemoryWriter(tables, opened.epoch, refuses)
-        self.writers = {taken.lane: writer for taken in opened.lanes}
+        own = [taken.lane for taken in opened.lanes]
+        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
         self.orders = MemoryOrders(tables) if opened.is_shared else None
-        self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
+        self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
+        self._tables = tables
+        self._refuses = refuses
         self.cleaning: Any = None  # these tables have no file
+        self.cluster: Any = None
+
+    def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
+        writer = MemoryWriter(self._tables, taken.lane, self._refuses)
+        return writer, MemoryPruning(self._tables, writer)
 
     def lost(self) -> None:
         return None

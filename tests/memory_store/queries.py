@@ -314,7 +314,7 @@ class MemoryQueries:
 
     def lanes(self) -> list[LaneRow]:
         tables = self._tables
-        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
+        return [LaneRow(lane, *owner, tables.seqs[lane]) for lane, owner in tables.lanes.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX

@@ -37,12 +37,11 @@ class SyncFailed(Exception):
 class MemoryWriter:
     """The port `LaneWriter` over Tables. `refuses` may raise DataRefused for rows that are to be unstorable."""
 
-    def __init__(
-        self, tables: Tables, epoch: int, refuses: Callable[[Rows], None] | None = None, lane: int = LANE
-    ) -> None:
+    def __init__(self, tables: Tables, lane: int = LANE, refuses: Callable[[Rows], None] | None = None) -> None:
+        """The writer of a lane's present owner."""
         self._tables = tables
         self._lane = lane
-        self._epoch = epoch
+        self._epoch = tables.lanes[lane].epoch
         self._refuses = refuses
         self._undo: Undo = []
         self._marks: list[int] = []
@@ -68,13 +67,17 @@ class MemoryWriter:
 
     def advance(self, seq: int) -> None:
         tables = self._tables
-        if tables.epoch != self._epoch or tables.seqs[self._lane] != seq - 1:
+        if not self._is_owner or tables.seqs[self._lane] != seq - 1:
             raise NotAdvanced
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
 
     def position(self) -> int | None:
-        return self._tables.seqs[self._lane] if self._tables.epoch == self._epoch else None
+        return self._tables.seqs[self._lane] if self._is_owner else None
+
+    @property
+    def _is_owner(self) -> bool:
+        return self._tables.lanes[self._lane].epoch == self._epoch
 
     def savepoint(self) -> None:
         self._marks.append(len(self._undo))

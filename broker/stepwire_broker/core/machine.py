@@ -15,6 +15,7 @@ from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
 from .answers.answers import CommandRefused
+from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
 from .commit.outbox import LaneState, SendAck, SendAnswer, SendBatch, SendHandout, SendMessage
@@ -36,11 +37,11 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import opening
+from .lanes import losing, opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
+from .model.commit_group import CommitGroup, Committed, LaneLost, StallCode, Stalled
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
@@ -86,8 +87,15 @@ from .workers import (
 from .workers.step_results import on_results
 
 NOTHING: Final = Decision()
-PEERS_TOLD_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
+# These write what belongs to no task, so the broker must own a lane.
+LANE_COMMANDS: Final = {
+    **drain.COMMANDS,
+    **auditing.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
+}
 
 
 class Machine:
@@ -113,6 +121,8 @@ class Machine:
         kind = type(event)
         if kind in MESSAGES:
             _on_message(state, event, now)
+        elif not state.lanes and kind in LANE_COMMANDS:
+            state.refuse_now(event.request, submission.no_lane())  # type: ignore[union-attr]
         else:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
@@ -199,7 +209,9 @@ def _answer(state: BrokerState, send: SendAnswer) -> None:
 
 
 def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
-    lane = state.outbox.lanes[event.lane]
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is None:
+        return  # the lane was lost meanwhile
     if lane.stalled is not None:
         _go_on(state, lane)
     wrote = state.outbox.committed(event.lane, event.seq)
@@ -242,7 +254,9 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
 
 
 def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
-    state.outbox.lanes[event.lane].stalled = event.code
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is not None:
+        lane.stalled = event.code
 
 
 def _go_on(state: BrokerState, lane: LaneState) -> None:
@@ -291,6 +305,9 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     row = loaded.tasks[0]
     if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
+        return
+    if not residency.of_own_lanes(state, loaded, load).tasks:
+        HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
         return
     if isinstance(command, events.Explain) and row.id not in state.tasks:
         explaining.explain_stored(state, loaded, command, now)
@@ -476,22 +493,6 @@ def _reload_rejected(state: BrokerState, task_id: int) -> None:
         state.decision.reads.append(LoadById(request, [task_id]))
 
 
-def _on_endpoints_bound(state: BrokerState, event: events.EndpointsBound, now: Now) -> None:
-    broker, before = state.identity.broker, state.peers
-    state.peers = [wire.Endpoints(broker, event.steps, event.results, event.server_key)]
-    if event.next is not None:
-        state.peers.append(wire.Endpoints(broker, event.next.steps, event.next.results, event.next.server_key))
-    state.peers_in_welcome = state.peers
-    if event.replaced is not None:
-        # A worker without a session came with this key, and is disconnected in a moment. Of two listed keys it tries
-        # the second one in time; with the new key alone it would not know that its own is the wrong one.
-        old = wire.Endpoints(broker, event.steps, event.results, event.replaced)
-        state.peers_in_welcome = [old, *state.peers]
-    if before and before != state.peers:
-        state.peers_told_until_mono = now.mono + PEERS_TOLD_MS
-        hello.tell_peers(state, now)
-
-
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
     state.draining = True
 
@@ -534,16 +535,13 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
-    **drain.COMMANDS,
-    **auditing.COMMANDS,
-    **executor_control.COMMANDS,
-    **allowance.COMMANDS,
-    **routing_rules.COMMANDS,
+    **LANE_COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     events.LanesTaken: opening.on_taken,
+    LaneLost: losing.on_lost,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,
@@ -556,7 +554,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ProcessDied: loss.on_process_died,
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
-    events.EndpointsBound: _on_endpoints_bound,
+    events.EndpointsBound: addresses.on_endpoints_bound,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,

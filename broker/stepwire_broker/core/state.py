@@ -18,6 +18,7 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, Route
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .answers.answers import Answer, CommandRefused
+from .brokers.listeners import BrokerEndpoints, ListenerKind
 from .commit.decision import Decision, ToRequest
 from .commit.id_blocks import LaneIds, block_of
 from .commit.loads import AnyLoad
@@ -173,9 +174,13 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
-    peers: list[Endpoints] = []  # the addresses of brokers
-    peers_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
-    peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
+    came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
+    own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
+    own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
+    other_brokers: tuple[BrokerEndpoints, ...] = ()  # that live now
+    others_addresses: dict[ListenerKind, list[Endpoints]] = {}  # for workers that came to this kind of listener
+    addresses_repeated_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     level0_handlers: Level0Handlers
@@ -343,7 +348,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane = self.outbox.touch_any()
         lane.controls.append(change)
         if self.is_shared:
             self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
@@ -389,7 +394,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
         """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        (self.outbox.touch_any() if lane is None else self.outbox.touch(lane)).audit.append(row)
         self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:
@@ -416,9 +421,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
 
-    def is_own(self, number: int) -> bool:
-        """True if the task or the step with this id is in a lane that this broker owns."""
-        return self.lane_of(number) in self.lanes
+    @property
+    def live_brokers(self) -> int:
+        """The number of live brokers, this one included."""
+        return 1 + len(self.other_brokers)
 
     def is_foreign(self, number: int) -> bool:
         """True if another broker owns the task or the step that has this id."""

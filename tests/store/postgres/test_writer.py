@@ -227,5 +227,10 @@ def test_lanes_of_a_database_are_never_fewer_than_it_has(place: PostgresPlace) -
         pass
     with pytest.raises(StoreRefused, match=r"database.lanes is 2, and the schema .* has 1 lanes: .*db lanes 2"):
         open_database(
-            DatabaseSettings(url=settings.url, schema=settings.schema, lanes=2), "b1", lease_ms=1, wall_ms=1, entropy=1
+            DatabaseSettings(url=settings.url, schema=settings.schema, lanes=2),
+            "b1",
+            lease_ms=1,
+            broker_lease_ms=1_000,
+            wall_ms=1,
+            entropy=1,
         )

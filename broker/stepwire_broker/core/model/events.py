@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
+from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -123,9 +124,11 @@ class Detached(Struct, frozen=True):
 
 
 class Subscribed(Struct, frozen=True):
-    """A peer subscribed this worker's inbox, which was not refused to its principal."""
+    """A peer subscribed this worker's inbox, which was not refused to its principal. `kind`: of the listener that it
+    came to; None: unknown."""
 
     worker: str
+    kind: ListenerKind | None = None
 
 
 class SubscriptionVanished(Struct, frozen=True):
@@ -161,6 +164,7 @@ class EndpointsBound(Struct, frozen=True):
     server_key: str | None = None  # the brokers' CURVE key, if these endpoints require keys
     next: NextEndpoints | None = None  # during a rotation of that key
     replaced: str | None = None  # the key that these endpoints still serve for a moment, until `server_key`
+    listeners: tuple[Listener, ...] = ()  # all of them, which other brokers name to their workers
 
 
 class MessageRefused(Struct, frozen=True):

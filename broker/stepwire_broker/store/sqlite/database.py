@@ -1,9 +1,13 @@
 """An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
+from pathlib import Path
+from typing import NoReturn
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.store.contents import COPIED, note
+from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import IDS_AT_START, LANE
 from stepwire_broker.store.rows import NO_TASKS
 
@@ -13,6 +17,7 @@ from .migrate import migrate
 from .pruning import SqlitePruning
 from .queries import SqliteQueries
 from .readers import SqliteReaders
+from .stored_state import SqliteState
 from .writer import OwnedLane, SqliteWriter, reserve_ids
 
 
@@ -27,8 +32,12 @@ class SqliteDatabase:
         self.orders = None  # no other broker can use the file
         self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
+        self.cluster = None
         self._lock = lock
         self._writer = writer
+
+    def open_lane(self, taken: TakenLane) -> NoReturn:
+        raise AssertionError("SQLite has one lane, which every start takes")
 
     def lost(self) -> str | None:
         return self._writer.lost()
@@ -38,7 +47,7 @@ class SqliteDatabase:
 
 
 def open_database(
-    settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int
+    settings: DatabaseSettings, broker_id: str, *, lease_ms: int, broker_lease_ms: int, wall_ms: int, entropy: int
 ) -> SqliteDatabase:
     """Lock, check and migrate the database, and begin a new epoch in it. Raises StoreRefused."""
     path = opening.path_of(settings.url).absolute()  # stays valid when the working directory changes
@@ -47,6 +56,7 @@ def open_database(
         connection = opening.open_writer(path)
         try:
             migrate(connection)
+            _refuse_copied(connection, path)
             lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
             writer = SqliteWriter(connection, path, lane)
             readers = SqliteReaders(path, settings.pool_size)
@@ -57,6 +67,16 @@ def open_database(
         lock.release()
         raise
     return SqliteDatabase(lock, writer, readers, opened)
+
+
+def _refuse_copied(connection: sqlite3.Connection, path: Path) -> None:
+    """Two brokers of one deployment would run the same steps."""
+    copied = note(SqliteState(connection), COPIED)
+    if copied is not None:
+        raise StoreRefused(
+            f"{path} was copied to {copied['to']}: set database.url to that database. To return to the file, "
+            "restore a backup of it"
+        )
 
 
 def lane_of(connection: sqlite3.Connection) -> OwnedLane:
