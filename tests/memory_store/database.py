@@ -44,7 +44,7 @@ def begin_epoch(
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
-        revision=MemoryQueries(tables).controls_revision(),
+        revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
         is_shared=is_shared,
     )
 
