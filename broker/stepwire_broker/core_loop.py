@@ -91,7 +91,7 @@ class CoreLoop:
         self.is_open = False
         self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
-        self._elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
@@ -123,8 +123,8 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
-            self._elsewhere.order,
-            self._elsewhere.wait,
+            self.elsewhere.order,
+            self.elsewhere.wait,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -253,7 +253,7 @@ class CoreLoop:
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
-        self._elsewhere.close()
+        self.elsewhere.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
@@ -262,7 +262,7 @@ class CoreLoop:
         """Answer the requests that wait. Their outcomes are unknown."""
         self.is_open = False
         self.pulse.stop()
-        self._elsewhere.close()
+        self.elsewhere.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
 

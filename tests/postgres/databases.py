@@ -3,6 +3,10 @@
     STEPWIRE_TEST_POSTGRES=1 pytest tests/api
 
 The value is the number of lanes. Without this variable a test uses SQLite, which takes a tenth of the time.
+
+    STEPWIRE_TEST_POSTGRES=1 STEPWIRE_TEST_OWNER=b2 pytest tests/api
+
+Then a second broker owns every lane, and the tests ask the first one, which owns no task.
 """
 
 import atexit
@@ -17,6 +21,7 @@ from stepwire_broker.core.definitions.settings import DatabaseSettings
 from .server import PostgresServer
 
 LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
+OWNER: Final = os.environ.get("STEPWIRE_TEST_OWNER") or None  # the id of the broker that owns the lanes
 
 
 def database_in(directory: Path) -> DatabaseSettings:

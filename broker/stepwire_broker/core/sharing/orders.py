@@ -45,6 +45,7 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
     else:
         if isinstance(command, CommandOfOperator):
             command = msgspec.structs.replace(command, request_id=state.identity.request_id(command.request))
+        state.counters.orders_sent += 1
         state.decision.orders.append(OrderToStore(command.request, lane, command))
     return True
 
@@ -93,7 +94,7 @@ def _carry_out(state: BrokerState, order: FoundOrder, now: Now, handle: Handle) 
 
 def on_committed(state: BrokerState, lane: int, seq: int) -> None:
     if state.orders.under_way:
-        state.orders.commit(lane, seq, state.reads)
+        state.counters.orders_answered += state.orders.commit(lane, seq, state.reads)
     if state.catalogue.own:
         state.catalogue.commit(lane, seq, state.reads)
 
