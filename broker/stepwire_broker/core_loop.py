@@ -110,7 +110,19 @@ class CoreLoop:
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
-        around = Around(
+        self._turn = Turn(machine, self._around())
+        actions = PulseActions(
+            self.handle,
+            self.flush,
+            lambda: self.wire.is_behind,
+            store.lost,
+            self.on_outcome,
+            self.measures.loop_lag_s,
+        )
+        self.pulse = Pulse(machine, actions)
+
+    def _around(self) -> Around:
+        return Around(
             read_clocks,
             self.wire,
             self._put,
@@ -126,16 +138,6 @@ class CoreLoop:
             self._elsewhere.order,
             self._elsewhere.wait,
         )
-        self._turn = Turn(machine, around)
-        actions = PulseActions(
-            self.handle,
-            self.flush,
-            lambda: self.wire.is_behind,
-            store.lost,
-            self.on_outcome,
-            self.measures.loop_lag_s,
-        )
-        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 

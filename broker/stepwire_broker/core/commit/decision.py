@@ -147,7 +147,7 @@ LaneEnding: TypeAlias = Literal["lost", "commits_lost", "released"]
 
 
 class LaneGone(Struct, frozen=True):
-    """This broker has removed a lane from memory: it writes and sends nothing more of it. This is logged."""
+    """The broker has removed a lane from memory: the broker writes and sends nothing more of it. This is logged."""
 
     lane: int
     cause: LaneEnding
