@@ -32,6 +32,7 @@ class PulseActions(NamedTuple):
     database_lost: Callable[[], str | None]  # why the database is no longer the one that was opened
     report: Callable[[Stalled | Broken], None]
     loop_lag_s: Histogram
+    turned: Callable[[], None]  # the loop turns
 
 
 class Pulse:
@@ -95,6 +96,7 @@ class Pulse:
             self._actions.loop_lag_s.observe(max(0.0, self._loop.time() - self._beat_due.when()))
         self._beat_due = self._loop.call_later(PULSE_MS / 1000, self._beat)
         self._check_clock()
+        self._actions.turned()
         self._check_writer()
         self._check_database()
         self._check_unroutable()

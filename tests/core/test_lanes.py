@@ -64,7 +64,7 @@ def test_the_tasks_of_a_lost_lane_leave_memory_and_the_other_lanes_go_on() -> No
     assert world.state.lane_of(world.task(ONE)) == KEPT
 
 
-def test_requests_whose_commit_is_lost_with_the_lane_are_told_so_and_others_are_answered() -> None:
+def test_requests_whose_commit_is_lost_with_the_lane_get_commit_unknown_and_others_are_answered() -> None:
     world, lost, _kept = two_lanes()
     world.auto = False
     while len(world.writings) < 2:

@@ -190,7 +190,7 @@ class World:
         self.handle(LaneLost(lane))
 
     def take(self, lane: int, lease_ms: int = 0) -> None:
-        """This broker takes a lane again that it had lost."""
+        """Let the broker take a lane again that it had lost."""
         self.rows.tables.take(lane, BROKER, self.state.identity.epoch)
         self.handle(events.LanesTaken((taken_lane(self.rows.tables, lane, lease_ms),)))
 

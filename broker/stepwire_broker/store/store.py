@@ -147,7 +147,7 @@ class Store:
         if self._lanes:
             self._lanes[min(self._lanes)].aside(run)
         else:
-            future.set_exception(StoreRefused("this broker owns no lane of the database now"))
+            future.set_exception(StoreRefused("the broker owns no lane of the database now"))
         return future
 
     def put(self, group: CommitGroup) -> None:

@@ -7,6 +7,7 @@ from stepwire_protocol.messages import BrokerMessage
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.core.membership.members import Conclusion
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
@@ -147,7 +148,7 @@ LaneEnding: TypeAlias = Literal["lost", "commits_lost", "released"]
 
 
 class LaneGone(Struct, frozen=True):
-    """This broker has removed a lane from memory: it writes and sends nothing more of it. This is logged."""
+    """The broker has removed a lane from memory: the broker writes and sends nothing more of it. This is logged."""
 
     lane: int
     cause: LaneEnding
@@ -174,6 +175,7 @@ class Decision(Struct):
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
     lanes_gone: list[LaneGone] = []
+    conclusions: list[Conclusion] = []  # from beats
 
     @property
     def is_empty(self) -> bool:
@@ -193,4 +195,5 @@ class Decision(Struct):
             or self.progress
             or self.offers_left_out
             or self.lanes_gone
+            or self.conclusions
         )

@@ -62,7 +62,7 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
 
 
 def no_lane() -> CommandRefused:
-    text = "this broker owns no lane of the database now"
+    text = "the broker owns no lane of the database now"
     return CommandRefused("starting", text, Hint(HintCode.SEND_AGAIN), RETRY_LATER_MS)
 
 

@@ -5,6 +5,7 @@ no harm to the rows: the epoch of a lane refuses every group of its former owner
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from .watch import BrokerWatch, Workers, owner_of
 BEATS_A_LEASE: Final = 5
 DARK_PERCENT: Final = 94  # of the lease: two clocks may differ by 3 % each
 BEHIND_BEATS: Final = 2  # for which another broker has fewer lanes than its aim, before one is released for it
+OFFSETS: Final = 5  # of the last beats: a single one may have waited on its way
 STUCK_BEATS: Final = 3  # at which a lane of a dead broker could not be taken, because a transaction holds it
 FREE_BEATS: Final = 2  # after which a lane that its taker leaves may be taken by another broker
 
@@ -78,7 +80,9 @@ class Members:
         self._given: dict[int, int] = {}  # by lane that was released: its last own epoch
         self._is_taking = False  # a take was decided and its outcome is not known
         self._workers = Workers(begun_mono)
+        self._offsets: deque[int] = deque(maxlen=OFFSETS)
         self.dark_mono = begun_mono + self._silence_ms
+        self.last: Beaten | None = None  # the last beat and its rows
         self.live: list[BrokerRow] = []  # the other brokers that are not known to be dead
         self._alive: set[str] = set()
         self._dead: set[str] = set()
@@ -90,6 +94,15 @@ class Members:
     def is_dark(self, mono: int) -> bool:
         """Whether this broker's lease may be over at this time of its own clock. It must then send nothing."""
         return mono >= self.dark_mono
+
+    @property
+    def offset_ms(self) -> int:
+        """Return the clock of the database minus the clock of this host. Deadlines of all brokers are of that clock."""
+        return sorted(self._offsets)[len(self._offsets) // 2] if self._offsets else 0
+
+    def silent_ms(self, row: BrokerRow, mono: int) -> int:
+        """Return for how long this broker has seen the row of another one without a new beat."""
+        return max(0, mono - self._watch.of(row).since_mono)
 
     def taken(self) -> None:
         """The outcome of the last take is known."""
@@ -107,10 +120,12 @@ class Members:
             return Conclusion(replaced=f"the row of the broker {self._broker!r} was removed from the database")
         if mine.epoch != self._epoch:
             return Conclusion(replaced=f"another process with broker.id {self._broker!r} has replaced this one")
+        self.last = beaten
         conclusion = Conclusion()
         if self.is_dark(beaten.received_mono):
             conclusion.dark_ms = beaten.received_mono - self.dark_mono
         self.dark_mono = max(self.dark_mono, beaten.sent_mono + self._silence_ms)
+        self._offsets.append(beaten.offset_ms)
         self._watch.look(beaten)
         self._note_living(beaten, conclusion)
         if own.workers:

@@ -21,6 +21,7 @@ from stepwire_broker.core.timer_kinds import LookDue
 from . import catalogue
 
 LOOK_EVERY_MS: Final = 250
+LOOK_ALONE_MS: Final = 2_000
 ORDER_LIVES_MS: Final = (
     20_000  # an older order is not carried out, because its client has its answer: the outcome is unknown
 )
@@ -54,8 +55,11 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
 
 
 def look(state: BrokerState, now: Now) -> None:
-    """Look for open orders of own lanes, unless a look is under way. Later looks follow."""
-    state.timers.set(now.mono + LOOK_EVERY_MS, LookDue())
+    """Look for open orders of own lanes, unless a look is under way. Later looks follow.
+
+    A broker that knows of no other living one looks less often: its beats tell if it is not alone."""
+    is_alone = state.members is not None and not state.members.live
+    state.timers.set(now.mono + (LOOK_ALONE_MS if is_alone else LOOK_EVERY_MS), LookDue())
     look_now(state)
 
 
