@@ -239,7 +239,7 @@ def _check_resolution(body: ResolveBody) -> None:
 
 
 def _resolve(request: int, step_id: int, body: ResolveBody) -> ResolveStep:
-    output = Raw(bytes(body.output)) if body.output else None
+    output = bytes(body.output) if body.output else None
     return ResolveStep(request, step_id, body.outcome, body.reason, output, body.message, body.new_key)
 
 

@@ -28,7 +28,7 @@ from stepwire_broker.core.model.events import Command
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors
 
-from tests.postgres.databases import OWNER, database_in
+from tests.postgres.databases import LANES, OWNER, database_in, give_lane
 
 T = TypeVar("T")
 
@@ -74,14 +74,15 @@ class ObservedBroker(Engine):
         return super().readiness() if self.reasons is None else self.reasons
 
 
-# Calls that need a lane, or a worker's session, of the broker that they are sent to.
-OF_OWNER: Final = re.compile(r"POST /v1/(tasks(/batch)?|workflows.*|worker/.*)([?].*)?$")
+# A new task belongs to the broker that it is sent to. A worker over HTTP has its session at one broker.
+OF_OWNER: Final = re.compile(r"POST /v1/(tasks(/batch)?|worker/.*)([?].*)?$")
+BROKER_LEASE_MS: Final = 2_000
 
 
 class Api(NamedTuple):
     """One running API. `call` sends what a good client sends, unless the test says otherwise.
 
-    If another broker owns the lanes, new tasks and workflows are sent to that broker, and all other calls to this one.
+    If a second broker runs, new tasks are sent to that broker, and all other calls to this one.
     """
 
     port: int
@@ -139,15 +140,23 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
     found: list[Api | BaseException] = []
 
     async def serve() -> None:
+        nonlocal settings
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
         owner = None if OWNER is None else await _start_owner(directory, settings, str(token_file))
+        if owner is not None:
+            lease = structs.replace(settings.broker, lease_ms=BROKER_LEASE_MS)
+            settings = structs.replace(settings, broker=lease)
         executors = Executors(settings)
         executors.configure()
         broker = ObservedBroker(settings, companion=executors)
         broker.heard = deque(maxlen=100)
         await broker.start()
+        if owner is not None:
+            give_lane(settings.database, min(owner.broker.state.lanes), broker.broker_id)
+            while not (broker.state.lanes and len(owner.broker.state.lanes) < LANES):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         if Path(settings.http.socket).is_absolute():
             listeners = listening.listen_everywhere(settings.http)
         else:  # the default would be a file of the tests' working directory
@@ -207,7 +216,7 @@ async def _start_owner(directory: Path, settings: Settings, token_file: str) -> 
     assert OWNER is not None
     of_owner = structs.replace(
         settings,
-        broker=structs.replace(settings.broker, id=OWNER),
+        broker=structs.replace(settings.broker, id=OWNER, lease_ms=BROKER_LEASE_MS),
         bus=structs.replace(settings.bus, steps=of_owner_bus(settings).steps, results=of_owner_bus(settings).results),
         http=structs.replace(settings.http, listen="127.0.0.1:0", socket=""),
         executors=settings.executors,
