@@ -157,6 +157,7 @@ IN_PATH: Final[dict[str, Parameter]] = {
     "executor": Parameter({"type": "string"}, "The executor's key."),
     "handler_class": Parameter({"type": "string"}, "The handler's name in workflows and workers."),
     "worker": Parameter({"type": "string"}, "The worker's name in `GET /v1/workers`."),
+    "lane": Parameter(ID, "The lane's number in `GET /v1/lanes`."),
 }
 IN_QUERY: Final[dict[str, Parameter]] = {
     "state": Parameter({"$ref": REFERENCE.format(name="TaskState")}, "Only tasks in this state."),

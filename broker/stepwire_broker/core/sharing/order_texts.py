@@ -14,10 +14,15 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveS
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
 from stepwire_broker.core.model.events import Command, Explain
 
+from .moving import LaneMoves, MoveLane
+
 COMMANDS: Final[dict[str, type[Command]]] = {
-    kind.__name__: kind for kind in (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain)
+    kind.__name__: kind
+    for kind in (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain, MoveLane)
 }
-ANSWERS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in (CommandRefused, Done, ErasedTask)}
+ANSWERS: Final[dict[str, type[Answer]]] = {
+    kind.__name__: kind for kind in (CommandRefused, Done, ErasedTask, LaneMoves)
+}
 
 _pair: Final = msgspec.json.Decoder(tuple[str, Raw]).decode
 

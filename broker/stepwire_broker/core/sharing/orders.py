@@ -39,16 +39,22 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
         return True  # another broker may have reserved the block of this id a moment ago
     if lane is None or lane in state.outbox.lanes:
         return False
-    if command.request < 0:
-        state.orders.under_way.pop(command.request, None)  # the lane's new owner finds the order open
-    elif isinstance(command, AwaitTask):
+    if isinstance(command, AwaitTask):
         state.decision.waits.append(WaitElsewhere(command.request, command.task_id))
     else:
-        if isinstance(command, CommandOfOperator):
-            command = msgspec.structs.replace(command, request_id=state.identity.request_id(command.request))
-        state.counters.orders_sent += 1
-        state.decision.orders.append(OrderToStore(command.request, lane, command))
+        pass_on(state, command, lane)
     return True
+
+
+def pass_on(state: BrokerState, command: Command, lane: int) -> None:
+    """Have the owner of this lane, another broker, decide the command."""
+    if command.request < 0:
+        state.orders.under_way.pop(command.request, None)  # the lane's new owner finds the order open
+        return
+    if isinstance(command, CommandOfOperator):
+        command = msgspec.structs.replace(command, request_id=state.identity.request_id(command.request))
+    state.counters.orders_sent += 1
+    state.decision.orders.append(OrderToStore(command.request, lane, command))
 
 
 # -- the owner of the lane --------------------------------------------------------------------------------------------
