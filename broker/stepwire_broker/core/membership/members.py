@@ -99,6 +99,10 @@ class Members:
         """Return the clock of the database minus the clock of this host. Deadlines of all brokers are of that clock."""
         return sorted(self._offsets)[len(self._offsets) // 2] if self._offsets else 0
 
+    def beat_age_ms(self, mono: int) -> int:
+        """Return the time since the last successful beat was sent."""
+        return mono - self.dark_mono + self._silence_ms
+
     def taken(self) -> None:
         """The outcome of the last take is known."""
         self._is_taking = False
