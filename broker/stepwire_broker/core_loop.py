@@ -30,7 +30,7 @@ from .core.commit.decision import (
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
     Event,
@@ -192,7 +192,7 @@ class CoreLoop:
     def on_outcome(self, outcome: Outcome) -> None:
         if not self.is_open:
             return
-        if isinstance(outcome, Broken | LaneLost):
+        if isinstance(outcome, Broken | LaneLost | LostCommits):
             self._fail(outcome)
             return
         lane = self._state.outbox.lanes[outcome.lane]
@@ -219,13 +219,15 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         self.is_open = False
         self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
