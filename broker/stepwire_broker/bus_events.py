@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
+from .core.brokers.listeners import ListenerKind
 from .core.model.events import (
     Event,
     GrantsChanged,
@@ -38,8 +39,8 @@ class BusEvents:
         self.grant_of = grant_of
         self._handle = handle
 
-    def on_subscribed(self, worker: str, principal: str) -> None:
-        self._handle(Subscribed(worker), principal)
+    def on_subscribed(self, worker: str, principal: str, kind: ListenerKind) -> None:
+        self._handle(Subscribed(worker, kind), principal)
 
     def on_vanished(self, worker: str, principal: str) -> None:
         self._handle(SubscriptionVanished(worker), principal)

@@ -42,7 +42,7 @@ class Listener:
         self.grant_of = lambda principal: None
         self.on_message = lambda topic, body, principal: log.messages.append((topic, body))
         self.refusal_of = _refusal_of
-        self.on_subscribed = lambda worker, principal: log.peers.append(("subscribed", worker))
+        self.on_subscribed = lambda worker, principal, kind: log.peers.append(("subscribed", worker))
         self.on_vanished = lambda worker, principal: log.peers.append(("vanished", worker))
         self.on_peer = on_peer
         self.on_peer_gone = lambda to, principal: log.peers.append(("peer gone", to))

@@ -13,9 +13,11 @@ import pytest
 import zmq
 from stepwire_broker.bus import authenticator, gate, self_check, sockets
 from stepwire_broker.bus.admission import ZapVerdict, proof_of_key
+from stepwire_broker.bus.announcement import endpoints_for_workers
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.keys import server_key
 from stepwire_broker.bus.keys.key_text import KeyPair, new_pair, raw
+from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings, NextSettings
 from stepwire_broker.last_uses import HOUR_MS, read_uses, uses_file
 from stepwire_protocol import topics
@@ -221,6 +223,32 @@ def test_ipc_beside_curve_needs_no_key_and_refuses_curve(keys: Keys, settings: B
             await until(lambda: ("subscribed", plain.inbox) in bench.log.peers)
             with_keys = Visitor(bench, bench.wire.endpoints["steps"], keys.server.public, keys.shop)
             assert not await with_keys.is_admitted()
+            plain.close(), with_keys.close()
+
+    run(story())
+
+
+def test_a_subscription_names_the_kind_of_listener_that_it_came_to(
+    keys: Keys, settings: BusSettings, context: Context
+) -> None:
+    """Other brokers are named to the worker with listeners of this kind."""
+
+    async def story() -> None:
+        kinds: dict[str, ListenerKind] = {}
+        on_subscribed = lambda worker, principal, kind: kinds.__setitem__(worker, kind)  # noqa: E731
+        async with serving(settings, context, on_subscribed=on_subscribed) as bench:
+            plain = Visitor(bench, bench.wire.bound[0].steps)
+            with_keys = Visitor(bench, bench.wire.bound[1].steps, keys.server.public, keys.shop)
+            await until(lambda: len(kinds) == 2)
+            assert kinds == {plain.inbox: ListenerKind.IPC, with_keys.inbox: ListenerKind.CURVE}
+            ipc, tcp = bench.wire.bound
+            announced = endpoints_for_workers(bench.wire.bound, bench.wire.keys, None)
+            assert announced.listeners == (
+                Listener(ListenerKind.IPC, ipc.steps, ipc.results, is_local=True),
+                Listener(ListenerKind.CURVE, tcp.steps, tcp.results, keys.server.public, is_local=True),
+            )
+            advertised = endpoints_for_workers(bench.wire.bound, bench.wire.keys, "shop.example").listeners
+            assert [each.is_local for each in advertised] == [True, False], "other hosts reach an advertised address"
             plain.close(), with_keys.close()
 
     run(story())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import zmq
 from stepwire_broker.bus.identity import Identities
+from stepwire_broker.core.brokers.listeners import ListenerKind
 from stepwire_broker.core.definitions.settings import BusSettings, CurveSettings
 from stepwire_broker.core.model.principal import ANONYMOUS, OWNER, PROCESS
 from stepwire_protocol import topics
@@ -40,7 +41,7 @@ def test_every_event_of_the_bus_has_the_principal_of_its_connection(settings: Bu
         methods = {
             "on_message": lambda topic, body, principal: found.append(("message", principal)),
             "on_refused_frame": lambda code, data, principal: found.append(("refused", principal)),
-            "on_subscribed": lambda worker, principal: found.append(("subscribed", principal)),
+            "on_subscribed": lambda worker, principal, kind: found.append(("subscribed", principal)),
             "on_vanished": lambda worker, principal: found.append(("vanished", principal)),
         }
         async with serving(settings, context, **methods) as bench:
@@ -70,11 +71,12 @@ def test_a_worker_in_this_process_has_another_principal_than_one_on_the_socket(
     async def story() -> None:
         found: list[tuple[bytes, str]] = []
         peers: dict[str, str] = {}
+        kinds: set[ListenerKind] = set()
         async with serving(
             settings,
             context,
             on_message=lambda topic, body, principal: found.append((body, principal)),
-            on_subscribed=peers.__setitem__,
+            on_subscribed=lambda worker, principal, kind: (peers.__setitem__(worker, principal), kinds.add(kind)),
         ) as bench:
             steps, results = bench.wire.inner_endpoints()
             (inner, inner_inbox), (outer, outer_inbox) = new_worker(), new_worker()
@@ -89,6 +91,7 @@ def test_a_worker_in_this_process_has_another_principal_than_one_on_the_socket(
         outside = expected(settings)
         assert dict(found) == {b"inner": PROCESS, b"outer": outside}
         assert peers == {inner: PROCESS, outer: outside}
+        assert kinds == {ListenerKind.INPROC, ListenerKind(transport)}
 
     run(story())
 

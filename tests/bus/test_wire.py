@@ -16,6 +16,7 @@ from stepwire_broker.bus import sockets as sockets_module
 from stepwire_broker.bus.endpoints import EndpointRefused
 from stepwire_broker.bus.paths import LISTENERS_LOST_MAX
 from stepwire_broker.bus.reader import MESSAGES_PER_TURN
+from stepwire_broker.core.brokers.listeners import ListenerKind
 from stepwire_broker.core.definitions.settings import BusSettings
 from stepwire_protocol import limits
 
@@ -111,7 +112,7 @@ def test_a_message_sent_while_the_subscription_is_reported_arrives(settings: Bus
     async def story() -> None:
         held: list[Bench] = []
 
-        def greet(worker: str, principal: str) -> None:
+        def greet(worker: str, principal: str, kind: ListenerKind) -> None:
             assert held[0].wire.send(b"@" + worker.encode() + b" ", b"at once")
 
         async with serving(settings, context, on_subscribed=greet) as bench:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepwire_broker.core import explain
+from stepwire_broker.core.brokers import addresses
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
 from stepwire_broker.core.intake.commands import CancelTask
 from stepwire_broker.core.intake.drain import DrainWorker
@@ -25,6 +27,61 @@ def level0(**members: Any) -> World:
 def submitted(world: World, count: int, document: dict[str, Any] = ONE) -> list[int]:
     world.apply(document)
     return list(world.submit(count=count).task_ids)
+
+
+def other(name: str) -> BrokerEndpoints:
+    return BrokerEndpoints(name, "", ())
+
+
+def live_beside(world: World, *names: str) -> None:
+    addresses.on_others(world.state, [other(name) for name in names], world.now)
+
+
+# -- several brokers --------------------------------------------------------------------------------------------------
+
+
+def test_the_lease_has_time_for_a_batch_of_each_live_broker() -> None:
+    world = World()
+    live_beside(world, "b2", "b3")
+    world.peer()
+    task_id = world.task(ONE)
+    world.pass_time(3 * LEASE_MS - 1)
+    assert world.row(task_id).delivery == 1
+    world.pass_time(1)
+    assert (world.row(task_id).delivery, world.state.counters.level0_expiries) == (2, 1)
+
+
+def test_a_lease_is_extended_when_another_broker_comes_to_life_and_not_shortened_when_one_dies() -> None:
+    world = World()
+    world.peer()
+    task_id = world.task(ONE)
+    world.pass_time(1_000)
+    live_beside(world, "b2")
+    live_beside(world)
+    world.pass_time(2 * LEASE_MS - 1_001)
+    assert world.row(task_id).delivery == 1
+    world.pass_time(1)
+    assert world.row(task_id).delivery == 2
+
+
+def test_a_batch_from_before_a_restart_has_a_whole_lease_for_each_live_broker() -> None:
+    world = World()
+    world.peer()
+    task_id = world.task(ONE)
+    world.restart()
+    live_beside(world, "b2")
+    world.pass_time(2 * LEASE_MS - 1)
+    assert world.row(task_id).state == "dispatched"
+    world.pass_time(1)
+    assert world.row(task_id).state == "ready"
+
+
+def test_an_error_for_a_batch_of_another_broker_is_no_late_result() -> None:
+    world = World()
+    live_beside(world, "b2")
+    error = wire.ResultsLevel0(batch_id="batch_of_b2", protocol_version="1.0", error="no")
+    world.handle(error)
+    assert (world.state.counters.ignored, world.state.counters.late_results) == (1, 0)
 
 
 # -- dispatch ---------------------------------------------------------------------------------------------------------

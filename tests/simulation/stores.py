@@ -3,7 +3,7 @@ shipped lane, one attempt at a time, and the checkers read `tables`.
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from tests.memory_store.writer import CannotWriteNow, MemoryWriter, SyncFailed
 from tests.memory_store.writer import trouble_of as memory_trouble
 
 Refuses = Callable[[Rows], None]
-OnCommit = Callable[[list[Rows], list[AuditNew]], None]
+OnCommit = Callable[[int, list[Rows], list[AuditNew]], None]  # with the number of the lane
 NOWHERE: Final = Path("/nonexistent/state.db")
 
 
@@ -38,11 +38,13 @@ class MemoryStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
-        """Return what the core starts from, and the writer of each lane."""
-        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
-        writers = {t.lane: MemoryWriter(self.tables, opened.epoch, lane=t.lane) for t in opened.lanes}
-        return opened, {n: Observed(writer, self._refuses, self._on_commit) for n, writer in writers.items()}
+    def open(
+        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
+    ) -> tuple[Opened, dict[int, "Observed"]]:
+        """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
+        writers = {taken.lane: MemoryWriter(self.tables, taken.lane) for taken in opened.lanes}
+        return opened, {n: Observed(n, writer, self._refuses, self._on_commit) for n, writer in writers.items()}
 
     def differences(self) -> list[str]:
         return []
@@ -61,13 +63,15 @@ class SqliteStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
+    def open(
+        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
+    ) -> tuple[Opened, dict[int, "Observed"]]:
         lane, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
         writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane), beside[lane.id].writer)
-        return opened, {lane.id: Observed(writer, self._refuses, self._on_commit, sqlite_trouble)}
+        return opened, {lane.id: Observed(lane.id, writer, self._refuses, self._on_commit, sqlite_trouble)}
 
     def differences(self) -> list[str]:
         """Where SQLite's rows differ from the rows in memory."""
@@ -161,7 +165,8 @@ class BothQueries:
 class Observed:
     """A writer that reports each committed row at the instant it is durable, and whose database may fail."""
 
-    def __init__(self, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+    def __init__(self, lane: int, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+        self._lane = lane
         self.writer = self._writer = writer
         self._refuses = refuses
         self._on_commit = on_commit
@@ -205,7 +210,7 @@ class Observed:
         self._writer.commit()
         rows, self._rows = self._rows, []
         audit_rows, self._audit = self._audit, []
-        self._on_commit(rows, audit_rows)
+        self._on_commit(self._lane, rows, audit_rows)
 
     def trouble(self, error: Exception) -> Trouble:
         if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -47,4 +47,12 @@ def proof_of_key(key: bytes) -> str:
 
 
 def proof_of_user(uid: int) -> str:
-    return f"unix={uid}"
+    return f"{_USER}{uid}"
+
+
+def is_user(proof: str) -> bool:
+    """True if this proof is a user of the host, and not a key."""
+    return proof.startswith(_USER)
+
+
+_USER: Final = "unix="

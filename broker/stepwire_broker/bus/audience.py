@@ -12,6 +12,8 @@ import zmq
 from msgspec import Struct
 from stepwire_protocol import topics
 
+from stepwire_broker.core.brokers.listeners import ListenerKind
+
 from .alarms import Alarms
 from .bus_connection import BusConnection
 from .connections import Connections
@@ -182,7 +184,9 @@ class Audience:
                     inbox = self.inboxes[topic] = Inbox(principal)
                 if connection is None or connection not in inbox.readers:
                     inbox.readers.append(connection)
-                self._listener.on_subscribed(worker, principal)
+                self._listener.on_subscribed(
+                    worker, principal, ListenerKind.INPROC if connection is None else connection.kind
+                )
 
     def _may_grant(self, topic: bytes, connection: BusConnection | None, principal: str) -> bool:
         """Ask whether a subscription is allowed, and refuse it if not."""

@@ -4,6 +4,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
+from stepwire_broker.core.brokers.listeners import ListenerKind
+
+from .admission import is_user
 from .budgets import Window
 
 Role: TypeAlias = Literal["steps", "results"]
@@ -27,6 +30,13 @@ class BusConnection(Struct, eq=False):
     is_admitted: bool = False  # its handshake has ended, or the kernel does not tell
     is_ended: bool = False
     ended_for: str | None = None  # the watch has ended it for this reason, and the loop has not counted that
+
+    @property
+    def kind(self) -> ListenerKind:
+        """The kind of listener that it came to. Over tcp without keys, a connection proves nothing."""
+        if not self.proof:
+            return ListenerKind.TCP
+        return ListenerKind.IPC if is_user(self.proof) else ListenerKind.CURVE
 
     @property
     def key(self) -> tuple[Role, int]:

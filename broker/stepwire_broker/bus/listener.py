@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from stepwire_broker.core.brokers.listeners import ListenerKind
 from stepwire_broker.core.model.principal import Grant
 
 
@@ -24,8 +25,9 @@ class BusListener(Protocol):
         """Return the code with which this subscription is refused, or None if the principal may receive the topic."""
         ...
 
-    def on_subscribed(self, worker: str, principal: str, /) -> None:
-        """Handle a peer that subscribed this worker's inbox: the next send reaches the peer."""
+    def on_subscribed(self, worker: str, principal: str, kind: ListenerKind, /) -> None:
+        """Handle a peer that subscribed this worker's inbox: the next send reaches the peer. `kind`: of the listener
+        that it came to."""
         ...
 
     def on_vanished(self, worker: str, principal: str, /) -> None:

@@ -18,6 +18,7 @@ from stepwire_broker.core.model.targets import BUS, LOCAL, Route
 from stepwire_broker.core.routing.ready_queue import ReadyQueue
 
 from .answers.answers import Answer, CommandRefused
+from .brokers.listeners import BrokerEndpoints, ListenerKind
 from .commit.decision import Decision, ToRequest
 from .commit.id_blocks import LaneIds, block_of
 from .commit.loads import AnyLoad
@@ -28,6 +29,8 @@ from .commit.timers import Timers
 from .definitions.settings import QuotaSettings, Settings
 from .definitions.stored_rows import LeftBehind, Opened, TakenLane
 from .definitions.workflow import Workflow
+from .deployment.catalogue_book import CatalogueBook
+from .deployment.order_book import OrderBook
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
 from .model.commit_group import AuditNew, AuditPart, ControlChanged
@@ -51,6 +54,10 @@ class Identity(Struct, frozen=True):
     deployment: str
     batch_key: bytes  # random per start: a restored database must not meet old batch ids
     host: str = ""
+
+    def request_id(self, request: int) -> str:
+        """Return the name of a request that no other start of any broker uses."""
+        return f"{self.epoch}.{request}"
 
 
 class CoreCounters(Struct):
@@ -132,6 +139,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
 
+    # requests for tasks of other brokers, and their requests for tasks of this one
+    is_shared: bool = False  # several brokers can use the database at a time
+    orders: OrderBook = field(default_factory=OrderBook)
+    catalogue: CatalogueBook = field(default_factory=CatalogueBook)
+
     # quotas of namespaces
     quotas: Mapping[str, QuotaSettings]
     step_rates: dict[str, StepRate] = {}  # by namespace: of quotas with `steps_per_s`
@@ -162,9 +174,13 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     inboxes: dict[str, str] = {}  # by worker: the principal whose connection receives its inbox
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
-    peers: list[Endpoints] = []  # the addresses of brokers
-    peers_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
-    peers_told_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
+    came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
+    own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
+    own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
+    other_brokers: tuple[BrokerEndpoints, ...] = ()  # that live now
+    others_addresses: dict[ListenerKind, list[Endpoints]] = {}  # for workers that came to this kind of listener
+    addresses_repeated_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
     level0: Level0
     level0_handlers: Level0Handlers
@@ -210,6 +226,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             outbox=Outbox(),
             quotas=settings.limits.namespaces,
             blocks=dict(opened.blocks),
+            is_shared=opened.is_shared,
+            catalogue=CatalogueBook(opened.is_shared, opened.revision),
             router=router,
             runtime_rules=stored_rules(opened.controls),
             ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
@@ -330,7 +348,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
+        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane.controls.append(change)
+        if self.is_shared:
+            self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
 
     def forget_quieted(self, worker: str) -> None:
         """Forget that an operator drained this worker: its process has ended, or later ones are remembered instead."""
@@ -365,7 +386,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
                 reason=reason,
                 detail=json.encode(detail or {}).decode(),
                 outcome=outcome,
-                request_id=f"{self.identity.epoch}.{command.request}",
+                request_id=command.request_id or self.identity.request_id(command.request),
                 part=part if task is None else ("task", task.id),
             ),
             None if task is None else task.lane,
@@ -400,6 +421,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
 
+    @property
+    def live_brokers(self) -> int:
+        """The number of live brokers, this one included."""
+        return 1 + len(self.other_brokers)
+
     def is_own(self, number: int) -> bool:
         """True if the task or the step with this id is in a lane that this broker owns."""
         return self.lane_of(number) in self.lanes
@@ -411,10 +437,16 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
+        if request < 0:
+            self.orders.answer(self.outbox, request, answer, about)
+            return
         self.outbox.send(SendAnswer(request, answer, about, awaits))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""
+        if request < 0:
+            self.orders.refuse(self.outbox, request, refused)
+            return
         self.decision.answers.append(ToRequest(request, refused))
 
     def next_batch_id(self) -> str:

@@ -115,7 +115,7 @@ def _hand_out(state: BrokerState, peer: Level0Peer, steps: list[Step], requests:
         id=state.next_batch_id(),
         peer=peer,
         items=[(r.step_id, r.delivery) for r in requests],
-        lease_ms=sum(s.definition.timeout_ms for s in steps) + limits.TIMEOUT_GRACE_MS,
+        run_ms=sum(s.definition.timeout_ms for s in steps) + limits.TIMEOUT_GRACE_MS,
     )
     handout.body = codec.encode(
         StepsLevel0(

@@ -60,7 +60,7 @@ class Handout(Struct, weakref=False, eq=False):
     id: str
     peer: Level0Peer | None  # None: handed out before this broker started
     items: list[tuple[int, int]]  # step_id and delivery of the steps that are not answered
-    lease_ms: int
+    run_ms: int  # the timeouts of its steps, plus 5 s: the lease, times the number of live brokers
     body: bytes = b""
     due_mono: int = 0  # when the lease ends; set when the batch is sent
     over: bool = False

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from stepwire_protocol import limits
-from stepwire_protocol.messages import Bye, Endpoints, Heartbeat, Hello
+from stepwire_protocol.messages import Bye, Heartbeat, Hello
 
 from stepwire_broker.core import letters
+from stepwire_broker.core.brokers import addresses
 from stepwire_broker.core.commit.decision import OffersLeftOut, ToWorker
 from stepwire_broker.core.dispatch.transmission import resend
 from stepwire_broker.core.model.events import Attached, Leave, Now, Subscribed
@@ -55,7 +56,8 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
         return  # its lease must end
     if hello.n > session.reported_n:
         compare_holding(state, session, hello.n, hello.holding, now)
-    welcome = letters.welcome(state.identity, session, hello.n, state.settings.bus, state.peers_in_welcome)
+    listed = addresses.in_welcome(state, hello.worker)
+    welcome = letters.welcome(state.identity, session, hello.n, state.settings.bus, listed)
     state.decision.sends.append(ToWorker(session.topic, welcome))
 
 
@@ -128,32 +130,8 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
     if beat.n > session.reported_n:
         compare_holding(state, session, beat.n, beat.holding, now)
     is_idle = not session.deliveries and not beat.holding
-    _ack(state, session, beat.n, quit=state.quieted.get(session.worker, False) and is_idle, now=now)
-
-
-def _ack(state: BrokerState, session: WorkerSession, n: int, *, quit: bool, now: Now) -> None:
-    ack = letters.heartbeat_ack(
-        state.identity,
-        session,
-        n,
-        quiet=state.draining or session.worker in state.quieted,
-        quit=quit,
-        brokers=_changed_peers(state, now),
-    )
-    state.decision.sends.append(ToWorker(session.topic, ack))
-
-
-def tell_peers(state: BrokerState, now: Now) -> None:
-    """Repeat the ack of each worker's last report, with the changed addresses or keys of the brokers."""
-    for session in state.sessions.values():
-        if session.is_addressable:
-            _ack(state, session, session.reported_n, quit=False, now=now)
-
-
-def _changed_peers(state: BrokerState, now: Now) -> list[Endpoints] | None:
-    """The addresses of brokers while their keys rotate, and for some time after a change: an ack may be lost."""
-    is_rotating = len(state.peers) > 1
-    return state.peers if is_rotating or now.mono < state.peers_told_until_mono else None
+    must_quit = state.quieted.get(session.worker, False) and is_idle
+    addresses.acknowledge(state, session, beat.n, quit=must_quit, now=now)
 
 
 def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:
@@ -165,6 +143,8 @@ def on_bye(state: BrokerState, bye: Bye, now: Now) -> None:
 def on_subscribed(state: BrokerState, event: Subscribed, now: Now) -> None:
     """Resend the worker's unanswered batches at once: from now on the worker receives its messages."""
     state.inboxes[event.worker] = state.principal
+    if event.kind is not None:
+        state.came_by[event.worker] = event.kind
     session = state.sessions.get(event.worker)
     if session is not None and session.is_addressable:
         for batch in list(session.unanswered_batches.values()):

@@ -2,7 +2,8 @@
 
 Each subscription of `steps` is a peer of its own, and peers take turns. A level-0 handler acknowledges nothing, so the
 broker cannot distinguish a lost batch, a lost answer, a dead handler and a slow handler. One lease covers all four
-cases: the timeouts of the steps in the batch, plus 5 s. Workers with sessions come first.
+cases: the timeouts of the steps in the batch, plus 5 s. A handler gets one batch of each broker, and runs them one by
+one, so the lease has this time for each live broker. Workers with sessions come first.
 
 A peer declares no handlers, so it may be sent a step that it cannot run. Its answer `unknown_handler` means that the
 step did not run: the step is ready again, and the peer gets no further step of that handler while it is connected.
@@ -82,7 +83,7 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
     handout = send.handout
     assert handout.peer is not None
     if not handout.peer.gone and not any(task.rejected for task in send.about):
-        handout.due_mono = now.mono + handout.lease_ms
+        handout.due_mono = now.mono + state.live_brokers * handout.run_ms
         state.timers.set(handout.due_mono, HandoutEnds(handout))
         state.decision.handouts.append(handout)
         return
@@ -104,8 +105,16 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
     if (step.id, step.delivery) not in handout.items:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
-            handout.lease_ms += step.definition.timeout_ms
-            handout.due_mono = max(state.lanes[step.task.lane].taken_mono + handout.lease_ms, now.mono + SETTLE_MS)
+            handout.run_ms += step.definition.timeout_ms
+            lease_ms = state.live_brokers * handout.run_ms
+            handout.due_mono = max(state.lanes[step.task.lane].taken_mono + lease_ms, now.mono + SETTLE_MS)
+
+
+def extend_leases(state: BrokerState, more: int) -> None:
+    """More brokers are alive. Each may give a handler a batch that runs before the batch of this broker."""
+    for handout in state.level0.handouts.values():
+        if handout.due_mono:
+            handout.due_mono += more * handout.run_ms
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -138,7 +147,11 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         peer.is_uniform = True
     results = message.results or _results_of_error(handout, message)
     if not results:
-        state.counters.late_results += 1  # an error for a batch that is over or unknown
+        # An error for a batch that is over, or is another broker's.
+        if handout is None and state.other_brokers:
+            state.counters.ignored += 1
+        else:
+            state.counters.late_results += 1
     refused: str | None = None
     for result in results:
         if result.step_id in foreign:

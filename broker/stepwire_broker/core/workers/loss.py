@@ -40,6 +40,7 @@ def _watch(state: BrokerState, session: WorkerSession, now: Now) -> None:
 
 def on_subscription_vanished(state: BrokerState, event: SubscriptionVanished, now: Now) -> None:
     state.inboxes.pop(event.worker, None)
+    state.came_by.pop(event.worker, None)
     session = state.sessions.get(event.worker)
     if session is not None:
         watch(state, session, now)

@@ -19,6 +19,7 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .orders import PostgresOrders
 from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
 from .pruning import PostgresPruning
@@ -44,6 +45,7 @@ class PostgresDatabase:
         writers: dict[int, PostgresWriter],
         pruning: dict[int, PostgresPruning],
         readers: PostgresReaders[PostgresQueries],
+        orders: PostgresOrders,
         beats: Beats,
         release: Callable[[], None],
     ) -> None:
@@ -52,6 +54,7 @@ class PostgresDatabase:
         self.writers = writers
         self.pruning = pruning
         self.readers = readers
+        self.orders = orders
         self.cleaning = PostgresCleaning()
         self._beats = beats
         self._release = release
@@ -124,7 +127,8 @@ def open_database(
         except (ConnectionLost, StatementFailed):
             pass
 
-    return PostgresDatabase(opened, writers, pruning, readers, beats, release)
+    orders = PostgresOrders(partial(pipeline, "orders"), schema)
+    return PostgresDatabase(opened, writers, pruning, readers, orders, beats, release)
 
 
 def check(settings: DatabaseSettings) -> str:
@@ -244,6 +248,8 @@ def _read(
             lanes=tuple(taken(*lane) for lane in lanes),
             workflows=queries.workflows(),
             controls=queries.controls(),
+            revision=queries.controls_revision(),
+            is_shared=True,
         )
 
 

@@ -28,6 +28,7 @@ class SqliteDatabase:
         self.file = writer.path
         self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = readers
+        self.orders = None  # no other broker can use the file
         self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock

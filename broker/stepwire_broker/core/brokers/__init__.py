@@ -1,0 +1,1 @@
+"""The other live brokers: how workers reach them."""

@@ -1,0 +1,88 @@
+"""The addresses at which brokers serve their workers, and the choice among them.
+
+A broker may listen in several ways at once. Its row in the database lists them, so that every broker can name the
+others to its workers. A worker is named addresses that it can use: of the kind by which it came itself.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from stepwire_protocol.messages import Endpoints
+
+
+class ListenerKind(StrEnum):
+    """How workers connect to a listener."""
+
+    IPC = "ipc"
+    TCP = "tcp"  # without keys
+    CURVE = "curve"  # tcp with keys
+    INPROC = "inproc"  # workers inside the broker's process
+
+
+class Listener(Struct, frozen=True, omit_defaults=True):
+    """One pair of endpoints of a broker. `is_local`: only processes of the broker's host reach it."""
+
+    kind: ListenerKind
+    steps: str
+    results: str
+    server_key: str | None = None  # the CURVE key that it serves, or will serve in a moment
+    is_local: bool = False
+
+
+class BrokerEndpoints(Struct, frozen=True):
+    """The listeners of a broker, in the order of its configuration. `host` names its boot and namespaces, if known."""
+
+    broker: str
+    host: str
+    listeners: tuple[Listener, ...]
+
+
+class _Row(Struct, frozen=True, omit_defaults=True):
+    host: str = ""
+    listeners: tuple[Listener, ...] = ()
+
+
+_read: Final = msgspec.json.Decoder(_Row).decode
+
+
+def to_row(host: str, listeners: Iterable[Listener]) -> str:
+    """The text of these listeners in the row of their broker."""
+    return msgspec.json.encode(_Row(host, tuple(listeners))).decode()
+
+
+def of_row(broker: str, text: str | None) -> BrokerEndpoints:
+    """Read the text of a broker's row. A text that a later version has written may have no usable listener."""
+    try:
+        row = _read(text or "{}")
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        row = _Row()
+    return BrokerEndpoints(broker, row.host, row.listeners)
+
+
+def usable_by(kind: ListenerKind, own: BrokerEndpoints, other: BrokerEndpoints) -> Endpoints | None:
+    """Choose the listener of another broker for a worker that came to one of this kind. None: it can use none."""
+    is_near = bool(own.host) and own.host == other.host and _is_on_host(kind, own)
+    for wanted in _USABLE[kind]:
+        usable = [each for each in other.listeners if each.kind is wanted and (is_near or not each.is_local)]
+        if usable:
+            chosen = usable[0]
+            return Endpoints(other.broker, chosen.steps, chosen.results, chosen.server_key)
+    return None
+
+
+def _is_on_host(kind: ListenerKind, own: BrokerEndpoints) -> bool:
+    """True if a worker that came to a listener of this kind runs on the broker's host."""
+    return all(each.is_local for each in own.listeners if each.kind is kind)
+
+
+# A worker without keys ignores a listener with keys, and logs why it does not connect to that broker. A worker with
+# keys uses them for every connection, so only listeners with keys admit it. Not every library has ipc.
+_USABLE: Final[dict[ListenerKind, tuple[ListenerKind, ...]]] = {
+    ListenerKind.IPC: (ListenerKind.IPC, ListenerKind.TCP, ListenerKind.CURVE),
+    ListenerKind.TCP: (ListenerKind.TCP, ListenerKind.CURVE),
+    ListenerKind.CURVE: (ListenerKind.CURVE,),
+    ListenerKind.INPROC: (),
+}
