@@ -31,7 +31,7 @@ from .core.commit.decision import (
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
     Event,
@@ -203,8 +203,9 @@ class CoreLoop:
         if not self.is_open:
             return
         lane = self._state.outbox.lanes.get(outcome.lane)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self._was_the_last(outcome.lane)):
-            self._fail(outcome)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -232,6 +233,8 @@ class CoreLoop:
         self._stalled_s.pop(gone.lane, None)
         if gone.cause == "released":
             log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
         else:
             log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
 
@@ -244,13 +247,15 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         self.is_open = False
         self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)

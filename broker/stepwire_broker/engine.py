@@ -348,6 +348,7 @@ class Engine:
         reasons = ["draining"] if self.state.draining else []
         if not self.state.lanes:
             reasons.append("no_lane")
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

@@ -41,7 +41,7 @@ from .lanes import losing, opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, LaneLost, StallCode, Stalled
+from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, StallCode, Stalled
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
@@ -541,6 +541,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     # lanes
     events.LanesTaken: opening.on_taken,
     LaneLost: losing.on_lost,
+    LostCommits: losing.on_lost_commits,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,
