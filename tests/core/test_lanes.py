@@ -289,7 +289,7 @@ def test_tasks_that_were_only_in_the_database_are_counted_again() -> None:
 
 
 def test_a_lane_without_anything_in_flight_is_released_at_once_and_its_steps_stay_for_the_next_owner() -> None:
-    world, lost, kept = two_lanes()
+    world, _lost, kept = two_lanes()
     world.handle(events.ReleaseLane(LOST))
     world.pass_time(LOOK_EVERY_MS)
     assert world.released == [LOST]
@@ -316,7 +316,7 @@ def test_unused_ids_of_a_released_lane_are_the_next_ones_of_its_next_owner() -> 
     assert world.state.lanes[LOST].ids.next == first
 
 
-def test_what_workers_have_not_started_is_taken_back_after_two_seconds() -> None:
+def test_steps_that_their_workers_did_not_start_are_taken_back_after_two_seconds() -> None:
     world, lost, _kept, batches = handed_out()
     loser = worker_of(world, lost)
     world.forget()
