@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from .core.commit.decision import LaneReleasable
 from .core.definitions.settings import Settings
 from .core.lanes import beats, darkness
 from .core.membership.cluster_rows import Presence
@@ -98,6 +99,11 @@ class ClusterLink:
             log.warning("broker_not_dark", dark_ms=conclusion.dark_ms, lost=conclusion.lost)
         if conclusion.takes is not None and self._threads is not None:
             self._threads.take(conclusion.takes)
+
+    def release(self, releasable: LaneReleasable) -> None:
+        """Give a lane up."""
+        assert self._threads is not None, "only a broker among others releases lanes"
+        self._threads.release(releasable)
 
     def _presence(self) -> Presence:
         return beats.presence(self._state, self._http, self._config_digest)

@@ -32,7 +32,7 @@ from .core.commit.decision import (
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
     Event,
@@ -136,6 +136,7 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
+            self.cluster.release,
             self._elsewhere.order,
             self._elsewhere.wait,
             self.cluster.conclude,
@@ -206,8 +207,9 @@ class CoreLoop:
         if not self.is_open:
             return
         lane = self._state.outbox.lanes.get(outcome.lane)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self._was_the_last(outcome.lane)):
-            self._fail(outcome)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -235,6 +237,8 @@ class CoreLoop:
         self._stalled_s.pop(gone.lane, None)
         if gone.cause == "released":
             log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
         else:
             log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
 
@@ -247,11 +251,13 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         self._stop(reason)

@@ -357,6 +357,7 @@ class Engine:
             reasons.append("broker_dark")
         if not self.state.lanes:
             reasons.append("no_lane")
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 
