@@ -6,12 +6,10 @@ messages of the last commit sent.
 """
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 import structlog
 import zmq
 from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
@@ -19,6 +17,7 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
+from .cluster_link import ClusterActions, ClusterLink
 from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
@@ -32,20 +31,15 @@ from .core.commit.decision import (
 )
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
-from .core.lanes import beats, darkness
 from .core.machine import Machine
-from .core.membership.cluster_rows import Presence
-from .core.membership.members import Conclusion
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
     Event,
     FrameRefused,
-    LanesTaken,
     LoadFailed,
     MessageIgnored,
     MessageRefused,
-    Now,
     ProcessDied,
 )
 from .core.model.live import StepProgress
@@ -60,8 +54,6 @@ from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
 from .store import Store
-from .store.clocks import read_clocks
-from .store.cluster_threads import ClusterEvent, ClusterThreads
 from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")
@@ -74,12 +66,6 @@ REFUSALS_REMEMBERED_MAX: Final = 4_096
 UNTRUSTED: Final = frozenset(
     {authority.UNAUTHORIZED, authority.FOREIGN_INBOX, authority.LEVEL0, authority.SUBSCRIPTION}
 )
-
-
-def digest_of(settings: Settings) -> str:
-    """Return a digest of the settings that must be equal on all brokers of a database: where steps run, and limits."""
-    shared = (settings.execution, settings.executors.exec.commands, settings.dispatch, settings.limits)
-    return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
 
 
 class BrokerStopped(BrokerError):
@@ -103,14 +89,12 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self._is_dark = False  # as it was logged
-        self._cluster = None if store.cluster is None else ClusterThreads(store.cluster, self._report_cluster)
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
         self.answers = PendingAnswers()
         self.elsewhere = Elsewhere(store, self.answers)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
-        self._config_digest = digest_of(settings)
         self._flush_due = False
         self._handed: dict[int, float] = {}  # by lane: when its writer got its current group
         self._stalled_s: dict[int, float] = {}  # by lane: since when the database stalls
@@ -134,13 +118,13 @@ class CoreLoop:
             store.lost,
             self.on_outcome,
             self.measures.loop_lag_s,
-            self._turned,
+            self.cluster.turned,
         )
         self.pulse = Pulse(machine, actions)
 
     def _around(self) -> Around:
         return Around(
-            self.clock,
+            self.cluster.clock,
             self.wire,
             self._put,
             self.answers.answer,
@@ -152,15 +136,11 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
+            self.cluster.release,
             self.elsewhere.order,
             self.elsewhere.wait,
-            self._conclude,
+            self.cluster.conclude,
         )
-
-    def clock(self) -> Now:
-        """Read both clocks. Times that are stored are of the database's clock, if several brokers use the database."""
-        now, members = read_clocks(), self._state.members
-        return now if members is None else Now(now.mono, now.wall + members.offset_ms)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
@@ -227,8 +207,9 @@ class CoreLoop:
         if not self.is_open:
             return
         lane = self._state.outbox.lanes.get(outcome.lane)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self._was_the_last(outcome.lane)):
-            self._fail(outcome)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -248,7 +229,7 @@ class CoreLoop:
 
     def _was_the_last(self, lane: int) -> bool:
         """True if the broker cannot go on without this lane: it has no other, and takes none."""
-        return self._cluster is None and self._state.lanes.keys() <= {lane}
+        return not self.cluster.is_shared and self._state.lanes.keys() <= {lane}
 
     def _close_lane(self, gone: LaneGone) -> None:
         self._store.close_lane(gone.lane)
@@ -256,6 +237,8 @@ class CoreLoop:
         self._stalled_s.pop(gone.lane, None)
         if gone.cause == "released":
             log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
         else:
             log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
 
@@ -268,11 +251,13 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         self._stop(reason)
@@ -293,69 +278,6 @@ class CoreLoop:
         self.elsewhere.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
-
-    # -- other brokers ------------------------------------------------------------------------------------------------
-
-    def join_cluster(self) -> None:
-        """Begin to beat, if several brokers can use the database."""
-        if self._cluster is not None:
-            self._turned()
-            self._cluster.start()
-
-    def leave_cluster(self) -> None:
-        """End the beats. Waits for the database."""
-        if self._cluster is not None:
-            self._cluster.close()
-
-    def beat_now(self) -> None:
-        """Let the other brokers know of a change at once."""
-        if self._cluster is not None:
-            self._cluster.beat_now(self._presence())
-
-    def _turned(self) -> None:
-        if self._cluster is None:
-            return
-        self._cluster.turned(self._presence())
-        is_dark = self.is_dark()
-        if is_dark and not self._is_dark:
-            log.warning("broker_dark", lanes=len(self._state.lanes))
-        self._is_dark = is_dark
-
-    def is_dark(self) -> bool:
-        """Whether this broker must be silent, because its lease in the database may be over."""
-        return darkness.is_dark(self._state, read_clocks())
-
-    def _presence(self) -> Presence:
-        return beats.presence(self._state, self._settings.http.listen, self._config_digest)
-
-    def _report_cluster(self, event: ClusterEvent) -> None:
-        """Pass an event to the loop. Called in the threads of the cluster."""
-        self._loop.call_soon_threadsafe(self._on_cluster, event)
-
-    def _on_cluster(self, event: ClusterEvent) -> None:
-        if not self.is_open:
-            return
-        if isinstance(event, LanesTaken):
-            for taken in event.lanes:
-                if taken.lane in self._state.lanes:
-                    self.handle(LaneLost(taken.lane))  # the broker has lost it, and taken it again
-                self._store.open_lane(taken)
-                log.info("lane_taken", lane=taken.lane, open_tasks=taken.open_tasks)
-        self.handle(event)
-        self.flush()
-
-    def _conclude(self, conclusion: Conclusion) -> None:
-        if conclusion.replaced is not None:
-            self._stop(conclusion.replaced)
-            return
-        for broker in conclusion.joined:
-            log.info("broker_joined", broker=broker)
-        for broker in conclusion.died:
-            log.warning("broker_died", broker=broker)
-        if conclusion.dark_ms:
-            log.warning("broker_not_dark", dark_ms=conclusion.dark_ms, lost=conclusion.lost)
-        if conclusion.takes is not None and self._cluster is not None:
-            self._cluster.take(conclusion.takes)
 
     # -- decisions out ------------------------------------------------------------------------------------------------
 
@@ -388,7 +310,9 @@ class CoreLoop:
         self._store.put(group)
 
     def _read(self, read: Read) -> None:
-        future = self._store.read(claims.perform, self._settings.limits.resident_payload_bytes, read, self.clock().wall)
+        future = self._store.read(
+            claims.perform, self._settings.limits.resident_payload_bytes, read, self.cluster.clock().wall
+        )
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
 
     def _on_read(self, read: Read, done: Any) -> None:

@@ -166,7 +166,7 @@ class Engine:
             core.wire.keys.on_served = partial(_report_endpoints, core, self.settings.bus.advertise)
         if self._companion is not None:
             self._companion.start(self)
-        core.join_cluster()
+        core.cluster.join()
         core.pulse.start()
         self.audit.start()
         _warn_of_hidden_rules(self.state.router)
@@ -211,7 +211,7 @@ class Engine:
         core = self.core_loop
         core.handle(Drain())
         core.flush()
-        core.beat_now()
+        core.cluster.beat_now()
         loop = asyncio.get_running_loop()
         drain_ms = self.settings.broker.drain_timeout_ms
         deadline = loop.time() + drain_ms / 1000
@@ -250,7 +250,7 @@ class Engine:
                         break
                     await asyncio.sleep(0.01)
             core.close()
-            await asyncio.to_thread(core.leave_cluster)
+            await asyncio.to_thread(core.cluster.leave)
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -282,7 +282,7 @@ class Engine:
         core = self._core
         if core is None or not core.is_open:
             return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
-        if core.is_dark():
+        if core.cluster.is_dark():
             return darkness.DARK
         request, future = core.answers.open()
         try:
@@ -353,10 +353,11 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
-        if self._core.is_dark():
+        if self._core.cluster.is_dark():
             reasons.append("broker_dark")
         if not self.state.lanes:
             reasons.append("no_lane")
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

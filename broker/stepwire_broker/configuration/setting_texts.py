@@ -13,12 +13,17 @@ from .loader import KEYS, PREFIX, value_of
 ABOUT: Final[dict[str, str]] = {
     "broker.id": "Name of this broker in messages to its workers. Letters, digits and -.",
     "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
+    "broker.lease_ms": "On PostgreSQL: other brokers take the lanes of a broker that has not beaten for this time. "
+    "A broker beats five times in it.",
     "database.url": "Database that holds the state: sqlite:///FILE or postgresql://USER@HOST/DATABASE. The environment "
     "variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",
     "database.schema": "The PostgreSQL schema that holds the tables. The first start creates it.",
     "database.lanes": "Number of lanes on PostgreSQL, which write in parallel. The first start makes them.",
     "database.prepare": "Keep prepared statements in the PostgreSQL server. Unset: unless a pooler is in between.",
+    "database.lost_commits": "After a failover of PostgreSQL, a lane whose owner is gone stops until `stepwire db "
+    "accept-loss`. stop_if_seen: only a loss that a broker sees stops it; for servers that only fail over to a "
+    "synchronous standby.",
     "database.allow_unsafe": "Also start on a PostgreSQL server whose settings can lose acknowledged commits.",
     "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://. Or a list of "
     "endpoints, such as ipc:// for this host and tcp:// with keys for others.",

@@ -37,12 +37,12 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import beats, darkness, losing, opening
+from .lanes import beats, darkness, losing, moving, opening, releasing
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .membership.cluster_rows import Beaten
 from .model import events
-from .model.commit_group import CommitGroup, Committed, LaneLost, StallCode, Stalled
+from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, StallCode, Stalled
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
@@ -64,6 +64,7 @@ from .timer_kinds import (
     PeerSettled,
     QueueLimit,
     RecoverySafe,
+    ReleaseDue,
     ReloadDue,
     RetransmitDue,
     RetryDue,
@@ -92,6 +93,7 @@ TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 # These write what belongs to no task, so the broker must own a lane.
 LANE_COMMANDS: Final = {
     **drain.COMMANDS,
+    **moving.COMMANDS,
     **auditing.COMMANDS,
     **executor_control.COMMANDS,
     **allowance.COMMANDS,
@@ -465,6 +467,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             allowance.on_sweep_timer(state, now)
         case RecoverySafe():
             _recover(state, now)
+        case ReleaseDue():
+            releasing.look(state, timer.lane, timer.epoch, now)
         case FetchDue():
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
@@ -546,6 +550,9 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Beaten: beats.on_beaten,
     events.LanesTaken: beats.on_taken,
     LaneLost: losing.on_lost,
+    LostCommits: losing.on_lost_commits,
+    events.ReleaseLane: releasing.on_release,
+    events.LaneReleased: beats.on_released,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

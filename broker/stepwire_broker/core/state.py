@@ -154,6 +154,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # lanes and numbers
     lanes: dict[int, OwnLane] = {}  # the lanes of `outbox`
     blocks: dict[int, int]  # by number: the lane of each block of ids, of every lane of the database
+    stopped: dict[int, str] = {}  # by lane: why it is not served, although no other broker owns it
     left: bool = False  # the broker has returned its ids, and reserves no others
     submissions_waiting: list[SubmitTasks] = []  # for ids
     submissions_waiting_bytes: int = 0
@@ -257,6 +258,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Add a lane that this broker owns from now on. None of its tasks is in memory yet."""
         first, last = taken.ids
         lease_ms = max(taken.lease_ms, self.settings.bus.lease_ms)
+        self.stopped.pop(taken.lane, None)
         self.outbox.add_lane(taken.lane, taken.end)
         self.blocks.update(dict.fromkeys((*taken.blocks, block_of(first)), taken.lane))
         lane = self.lanes[taken.lane] = OwnLane(
@@ -416,9 +418,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.lane_turn += 1
         turn = self.lane_turn
 
-        def cost(n: int) -> tuple[bool, bool, int, int]:
-            lane = lanes[n]
-            return lane.stalled is not None, own[n].ids.left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
+        def cost(n: int) -> tuple[bool, bool, bool, int, int]:
+            lane, left = lanes[n], own[n].ids.left
+            turns = (n - turn) % len(lanes)
+            return own[n].release is not None, lane.stalled is not None, left < numbers, lane.bytes_waiting, turns
 
         return min(lanes, key=cost)
 

@@ -11,6 +11,7 @@ from stepwire_broker.core.commit.decision import (
     Complaint,
     Decision,
     LaneGone,
+    LaneReleasable,
     OffersLeftOut,
     OrderToStore,
     Read,
@@ -31,7 +32,7 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere | Conclusion) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere | LaneReleasable | Conclusion) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -50,6 +51,7 @@ class Around(NamedTuple):
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
     lane_gone: Callable[[LaneGone], None]
+    release: Callable[[LaneReleasable], None] = _no_other_broker
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
     conclude: Callable[[Conclusion], None] = _no_other_broker
@@ -118,3 +120,5 @@ class Turn:
             around.lane_gone(gone)
         for conclusion in decision.conclusions:
             around.conclude(conclusion)
+        for releasable in decision.released:
+            around.release(releasable)

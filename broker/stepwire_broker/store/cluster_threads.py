@@ -7,8 +7,9 @@ turns: a broker whose loop hangs is silent towards its workers, and other broker
 import queue
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
+from stepwire_broker.core.commit.decision import LaneReleasable
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence, TakeLanes
 from stepwire_broker.core.membership.members import BEATS_A_LEASE
@@ -25,11 +26,6 @@ RELEASE_AGAIN_S: Final = 1.0
 ClusterEvent: TypeAlias = Beaten | LanesTaken | LaneReleased
 
 
-class Release(NamedTuple):
-    lane: int
-    epoch: int
-
-
 class ClusterThreads:
     """`report` gets what happened, in the thread in which it happened."""
 
@@ -41,7 +37,7 @@ class ClusterThreads:
         self._due_mono = 0
         self._wake = threading.Event()
         self._end = threading.Event()
-        self._jobs: queue.SimpleQueue[TakeLanes | Release | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[TakeLanes | LaneReleasable | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._beat, name="stepwire-beat", daemon=True),
             threading.Thread(target=self._work, name="stepwire-lanes", daemon=True),
@@ -66,9 +62,9 @@ class ClusterThreads:
         """LanesTaken follows, with no lane if the take failed."""
         self._jobs.put(takes)
 
-    def release(self, lane: int, epoch: int) -> None:
+    def release(self, releasable: LaneReleasable) -> None:
         """LaneReleased follows, once the release is stored or the lane is known to belong to another broker."""
-        self._jobs.put(Release(lane, epoch))
+        self._jobs.put(releasable)
 
     def close(self) -> None:
         """End both threads after the queued work, and wait for them for some seconds."""
@@ -111,11 +107,11 @@ class ClusterThreads:
         except BrokerError:
             return []  # later beats show which lanes this broker owns
 
-    def _released(self, job: Release) -> bool:
+    def _released(self, job: LaneReleasable) -> bool:
         """Release until the outcome is known. False: the broker ends, and gives all lanes up then."""
         while True:
             try:
-                self._cluster.release(*job)
+                self._cluster.release(job.lane, job.epoch, job.to)
                 return True
             except BrokerError:
                 if self._end.wait(RELEASE_AGAIN_S):

@@ -72,9 +72,9 @@ class Cluster(Protocol):
         """Take lanes. A lane whose row a transaction holds is passed over, unless it is stuck: the connection is then
         ended. Called in one thread, which may be another one."""
 
-    def release(self, lane: int, epoch: int) -> bool:
-        """Give a lane up, so that any broker may take it. False: it is no longer this broker's. Called in the thread of
-        `take`."""
+    def release(self, lane: int, epoch: int, to: str | None = None) -> bool:
+        """Give a lane up, so that the broker `to`, or any, may take it. False: it is no longer this broker's. Called in
+        the thread of `take`."""
 
     def leave(self) -> None:
         """Give every lane up, and note that this broker has ended."""

@@ -4,11 +4,11 @@ from stepwire_broker.core.brokers import addresses, listeners
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
-from stepwire_broker.core.model.events import LanesTaken, Now
+from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
 from stepwire_broker.core.sharing import orders
 from stepwire_broker.core.state import BrokerState
 
-from . import losing, opening
+from . import losing, opening, releasing
 
 
 def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
@@ -16,6 +16,7 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
     assert members is not None
     own = OwnLanes(
         served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=lambda each: each[1].unloaded)},
+        leaving=frozenset(number for number, lane in state.lanes.items() if lane.release is not None),
         is_draining=state.draining,
         workers=workers(state),
     )
@@ -30,12 +31,21 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
     addresses.on_others(state, others, now)
     if event.orders or event.controls_revision > state.catalogue.revision:
         orders.look_now(state)
+    for lane in conclusion.releases:
+        releasing.on_release(state, ReleaseLane(lane), now)
 
 
 def on_taken(state: BrokerState, event: LanesTaken, now: Now) -> None:
     if state.members is not None:
         state.members.taken()
     opening.on_taken(state, event, now)
+
+
+def on_released(state: BrokerState, event: LaneReleased, now: Now) -> None:
+    lane = state.lanes.get(event.lane)
+    if lane is not None and state.members is not None:
+        state.members.released(event.lane, lane.epoch)
+    releasing.on_released(state, event, now)
 
 
 def workers(state: BrokerState) -> int:

@@ -16,7 +16,7 @@ from stepwire_broker.core.workers import level0
 RETRY_MS: Final = 1_000
 DARK: Final = CommandRefused(
     "broker_dark",
-    "this broker could not renew its lease in the database, so another broker may own its lanes: the outcome of this "
+    "the broker could not renew its lease in the database, so another broker may own its lanes: the outcome of the "
     "request is unknown",
     Hint(HintCode.SEND_AGAIN_WITH_KEY),
     RETRY_MS,

@@ -104,6 +104,10 @@ class Members:
         """Return for how long this broker has seen the row of another one without a new beat."""
         return max(0, mono - self._watch.of(row).since_mono)
 
+    def beat_age_ms(self, mono: int) -> int:
+        """Return the time since the last successful beat was sent."""
+        return mono - self.dark_mono + self._silence_ms
+
     def taken(self) -> None:
         """The outcome of the last take is known."""
         self._is_taking = False

@@ -62,12 +62,14 @@ class PostgresCluster:
         epoch: int,
         lease_ms: int,
         unproven_ms: int = 0,
+        *,
+        trusts_failover: bool = False,
     ) -> None:
         self.lease_ms = lease_ms
         self._connect = connect
         self._broker, self._epoch = broker, epoch
         self._unproven_ms = unproven_ms
-        self._ownership = Ownership(schema, broker, epoch)
+        self._ownership = Ownership(schema, broker, epoch, trusts_failover=trusts_failover)
         self._cold = ColdStatements(schema)
         self._beat = Statement("beat", _BEAT.format(schema=schema))
         self._read = Statement("read_cluster", _READ.format(schema=schema))
@@ -162,9 +164,9 @@ class PostgresCluster:
         ids = [reserved_ids(reply.rows, IDS_AT_START) for reply in reserved]
         return [opened(*pair) for pair in zip(taken, ids, strict=True)]
 
-    def release(self, lane: int, epoch: int) -> bool:
+    def release(self, lane: int, epoch: int, to: str | None = None) -> bool:
         with closing(self._connect("release", BEAT_S)) as pipeline:
-            return self._ownership.release(pipeline, lane, epoch)
+            return self._ownership.release(pipeline, lane, epoch, to)
 
     def leave(self) -> None:
         with closing(self._connect("end", BEAT_S)) as pipeline:

@@ -14,6 +14,7 @@ from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.core.membership.cluster_rows import Presence
 from stepwire_broker.core.membership.members import Members, OwnLanes
 from stepwire_broker.store.clocks import read_clocks
+from stepwire_broker.store.errors import StoreRefused
 
 from .address import PostgresAddress, read_address
 from .cluster import PostgresCluster, own_process
@@ -28,6 +29,7 @@ from .readers import PostgresReaders
 from .refusals import refusals_of
 from .schema import check_tables, create_tables, has_tables, read_schema_name
 from .start_checks import ServerFacts, check_server
+from .timelines import lanes_in_doubt
 from .writer import PostgresWriter
 
 TAKE_S: Final = 5.0  # for lanes whose former owner's last transaction is still open in the server
@@ -107,9 +109,19 @@ def open_database(
         create_tables(connection, schema, settings.lanes)
         check_tables(connection, schema, settings.lanes)
         unproven_ms = wait_until_silent(connection, schema, broker_id)
+        if settings.lost_commits == "stop":
+            _refuse_doubt(connection, schema)
         begun_mono = read_clocks().mono
         epoch = _begin_epoch(connection, schema, broker_id, lease_ms, broker_lease_ms, wall_ms, entropy)
-        cluster = PostgresCluster(pipeline, schema, broker_id, epoch, broker_lease_ms, unproven_ms)
+        cluster = PostgresCluster(
+            pipeline,
+            schema,
+            broker_id,
+            epoch,
+            broker_lease_ms,
+            unproven_ms,
+            trusts_failover=settings.lost_commits == "stop_if_seen",
+        )
         members = Members(broker_id, epoch, VERSION, broker_lease_ms, begun_mono)
         lanes = _take(cluster, members)
         opened = _read(connection, schema, epoch, lanes, members)
@@ -139,6 +151,19 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
     user = address.parameters.get("user", "the user of database.url")
     with closing(Pipeline(connect_first(address, "stepwire: start"), is_prepared=False)) as pipeline:
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
+
+
+def _refuse_doubt(connection: PostgresConnection, schema: str) -> None:
+    """No owner of these lanes is alive, so no process knows how far they were written."""
+    lanes = lanes_in_doubt(connection, schema)
+    if lanes:
+        numbers = ", ".join(map(str, lanes))
+        raise StoreRefused(
+            f"the server has another timeline than the lanes {numbers} of the schema {schema}: it was promoted, "
+            "restored or copied since they were written, and may lack commits that were acknowledged. Run `stepwire db "
+            "accept-loss`; or, if no commit can be lost, because the standby was synchronous or no broker ran "
+            "meanwhile, `stepwire db accept-loss --nothing-lost`"
+        )
 
 
 def _begin_epoch(
