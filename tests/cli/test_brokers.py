@@ -117,7 +117,7 @@ def test_a_lane_moves_to_the_named_broker_and_a_wrong_name_is_refused(pair: Pair
 
 
 def test_a_rule_holds_at_the_other_broker(pair: Pair) -> None:
-    assert pair.b1.stepwire("executor", "route", "a::**", "--to", "bus").code == OK
+    assert pair.b1.stepwire("executor", "route", "a::**", "--selector", "gpu=true").code == OK
 
     def holds() -> bool:
         rules = pair.b2.stepwire("executor", "routes", "--json").json
