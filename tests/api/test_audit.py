@@ -98,13 +98,15 @@ CALLS: dict[str, Callable[[Api], Call]] = {
 }  # fmt: skip
 # Their effects need a worker, so the core's tests show their rows: tests/core/test_audit.py.
 OF_WORKERS = {"/v1/steps/{step_id}/resolve", "/v1/workers/{worker}/drain"}
+# It needs a second broker: tests/cli/test_brokers.py.
+OF_BROKERS = {"/v1/lanes/{lane}/move"}
 
 
 def test_every_changing_operation_of_operators_is_called_here() -> None:
-    assert {path for _, path in CHANGING} == CALLS.keys() | OF_WORKERS
+    assert {path for _, path in CHANGING} == CALLS.keys() | OF_WORKERS | OF_BROKERS
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in CHANGING if one[1] not in OF_WORKERS])
+@pytest.mark.parametrize(("method", "path"), [one for one in CHANGING if one[1] not in OF_WORKERS | OF_BROKERS])
 def test_a_changing_operation_leaves_exactly_one_row_with_its_author(api: Api, method: str, path: str) -> None:
     token = add_token(api.tokens.file, Grant("the-operator", frozenset({Scope.ADMIN})))
     api.on_loop(api.tokens.reload)

@@ -110,6 +110,8 @@ def test_a_lane_moves_to_the_named_broker_and_a_wrong_name_is_refused(pair: Pair
     done: Ended = at.stepwire("lane", "move", str(lane), "--to", to, "--json")
     assert done.code == OK, done
     eventually(lambda: pair.lanes()[lane] == to, "the lane to be owned by the named broker", 60)
+    (row,) = at.stepwire("audit", "list", "--action", "move_lane", "--json").json
+    assert (row["target"], row["outcome"], row["detail"]) == (f"lane {lane}", "done", {"to": to})
     refused = at.stepwire("lane", "move", str(lane), "--to", "b9")
     assert refused.code == NOT_FOUND
     assert "no broker b9 is alive; alive are b1, b2" in refused.err
