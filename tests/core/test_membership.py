@@ -235,6 +235,13 @@ def test_lanes_of_a_replaced_run_are_taken_by_others_only_after_a_lease() -> Non
     assert takes.dead == (ObservedBroker("b2", 2, 0),)
 
 
+def test_the_end_of_a_drain_is_no_death() -> None:
+    site = Site(lanes=2, b1=2, b2=0)
+    site.beats(2)
+    site.change("b2", is_draining=True, is_gone=True)
+    assert site.beat().died == []
+
+
 # -- dark -------------------------------------------------------------------------------------------------------------
 
 

@@ -138,11 +138,11 @@ class Members:
     # -- who counts ---------------------------------------------------------------------------------------------------
 
     def _note_living(self, beaten: Beaten, conclusion: Conclusion) -> None:
-        """The end of a broker is news if the broker was seen alive, or owns lanes."""
+        """The death of a broker is news if the broker was seen alive, or owns lanes. The end of a drain is not."""
         others = [row for row in beaten.brokers if row.id != self._broker]
         self.live = [row for row in others if not self._watch.of(row).is_dead]
         alive = {row.id for row in self.live if self._watch.of(row).has_moved}
-        dead = {row.id for row in others} - {row.id for row in self.live}
+        dead = {row.id for row in others if self._watch.of(row).is_dead and not row.is_draining}
         owned = _lanes_by_owner(beaten.lanes)
         conclusion.died = sorted(id for id in dead - self._dead if id in self._alive or id in owned)
         conclusion.joined = sorted(alive - self._alive)
