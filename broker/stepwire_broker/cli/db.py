@@ -315,5 +315,5 @@ def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
 
 
-for command in (db_server.lanes, db_server.copy):
+for command in (db_server.lanes, db_server.copy, db_server.accept_loss):
     db.add_command(command)

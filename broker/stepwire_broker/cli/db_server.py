@@ -1,5 +1,6 @@
 """`stepwire db` on PostgreSQL."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -8,10 +9,10 @@ import click
 
 from stepwire_broker.core.phrases import counted
 
-from . import output, status_lines
+from . import confirmation, output, status_lines
 from .config_commands import load
 from .db_access import bars, now_ms, on_server, refusals, size_text
-from .failure import Exit, Failure
+from .failure import Exit, Failure, leave
 from .options import Options, StepwireCommand
 
 if TYPE_CHECKING:
@@ -100,6 +101,51 @@ def copy(options: Options, file: Path, sample: int | None) -> None:
     )
     output.one(options, copied, text)
     output.note(options, "next: stepwire serve. No broker starts on the file again; keep it as an old copy")
+
+
+# -- lost commits -----------------------------------------------------------------------------------------------------
+
+
+@click.command("accept-loss", cls=StepwireCommand)
+@click.option("--nothing-lost", is_flag=True, help="The failover lost no commit: only let brokers go on.")
+@click.pass_obj
+def accept_loss(options: Options, nothing_lost: bool) -> None:
+    """Go on with a PostgreSQL server that lacks its latest commits, after a failover or a restore.
+
+    The database becomes a new deployment, as after a restore: an at_most_once step that had not ended may have run, so
+    it is held until an operator resolves it. Every broker must be stopped.
+    """
+    settings = load(options).settings
+    if not on_server(settings):
+        raise Failure(Exit.USAGE, "database.url leads to SQLite", "to go back to a backup: stepwire db restore FILE")
+    from stepwire_broker.store.postgres import accepting
+
+    if nothing_lost:
+        with refusals():
+            doubted = accepting.trust_failover(settings.database)
+        text = f"{counted(len(doubted), 'lane')} may be owned again; nothing else was changed"
+        output.one(options, {"lanes": doubted}, text)
+        return
+    question = f"Make the schema {settings.database.schema} a new deployment, which accepts no result of the old one?"
+    if not confirmation.confirm(options, question):
+        leave(Exit.FAILURE)
+    with refusals(), bars(options) as show:
+        loss = accepting.accept_loss(
+            settings.database,
+            settings.broker.id,
+            wall_ms=now_ms(),
+            entropy=int.from_bytes(os.urandom(16), "big"),
+            progress=show,
+        )
+    text = f"the deployment is now {loss.deployment}; before it was {loss.deployment_before}"
+    if loss.held_steps:
+        steps = counted(loss.held_steps, "at_most_once step")
+        text += f"\n{steps} of {counted(loss.held_tasks, 'task')} held, reason `restored`"
+    output.one(options, loss, text)
+    output.note(options, "next: stepwire db check, then stepwire serve")
+    if loss.held_steps:
+        output.note(options, "then find out for each held step whether it ran: stepwire step list --state held")
+    output.note(options, "tasks of lost commits are unknown now: if they are submitted again, they run again")
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
