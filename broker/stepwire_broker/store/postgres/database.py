@@ -19,6 +19,7 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .listening import check_listening
 from .orders import PostgresOrders
 from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
@@ -91,6 +92,7 @@ def open_database(
     schema = read_schema_name(settings.schema)
     with refusals_of(address):
         facts = _facts(address, schema, settings)
+    check_listening(settings)
     is_prepared = not facts.is_pooled if settings.prepare is None else settings.prepare
     application = f"stepwire {broker_id}"
 
@@ -140,6 +142,7 @@ def check(settings: DatabaseSettings) -> str:
         with closing(connect_first(address, "stepwire: check")) as connection:
             if facts.schema_exists and has_tables(connection, schema):
                 check_tables(connection, schema, settings.lanes)
+    check_listening(settings)
     return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}"
 
 
