@@ -133,6 +133,13 @@ def open_database(
     return PostgresDatabase(opened, writers, pruning, readers, orders, beats, release)
 
 
+def check_server_of(settings: DatabaseSettings) -> ServerFacts:
+    """Check the server and the schema, and not the tables. Raises StoreRefused."""
+    address = read_address(settings.url)
+    with refusals_of(address):
+        return _facts(address, read_schema_name(settings.schema), settings)
+
+
 def check(settings: DatabaseSettings) -> str:
     """Check what a start checks, and change nothing. Returns a description. Raises StoreRefused."""
     address = read_address(settings.url)
