@@ -410,6 +410,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """The number of live brokers, this one included."""
         return 1 + len(self.other_brokers)
 
+    @property
+    def live_broker_names(self) -> frozenset[str]:
+        return frozenset((self.identity.broker, *(other.broker for other in self.other_brokers)))
+
     def is_own(self, number: int) -> bool:
         """True if the task or the step with this id is in a lane that this broker owns."""
         return self.lane_of(number) in self.lanes

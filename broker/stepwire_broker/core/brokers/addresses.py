@@ -2,19 +2,22 @@
 heartbeats. A worker connects to each listed broker, and divides its credit among them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from stepwire_protocol.messages import Endpoints
 
 from stepwire_broker.core import letters
-from stepwire_broker.core.brokers.listeners import BrokerEndpoints, ListenerKind, to_row, usable_by
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints, ListenerKind, PartialWorker, to_row, usable_by
 from stepwire_broker.core.commit.decision import ToWorker
 from stepwire_broker.core.model.events import EndpointsBound, Now
 from stepwire_broker.core.model.live import WorkerSession
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import level0
 
+PARTIAL_WORKERS_MAX: Final = 32  # in a row
+HANDLERS_MAX: Final = 64  # of each of them
 REPEATED_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 
 
@@ -50,9 +53,21 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
 
 
 def row_of(state: BrokerState) -> str:
-    """The text of this broker's listeners in its row, from which the other brokers learn them."""
+    """The text of this broker's row, from which the other brokers learn its listeners, and which workers miss them."""
     own = state.own_listeners
-    return to_row(state.identity.host, own.listeners if own is not None else ())
+    return to_row(state.identity.host, own.listeners if own is not None else (), _partial_workers(state))
+
+
+def _partial_workers(state: BrokerState) -> Iterator[PartialWorker]:
+    """Some of the workers whose heartbeats name no session with some live broker. `why` names them at that broker."""
+    live = state.live_broker_names if state.other_brokers else frozenset()
+    missing = (
+        session
+        for session in state.sessions.values()
+        if session.confirmed and session.worker not in state.attached and not live <= session.brokers
+    )
+    for session in islice(missing if live else (), PARTIAL_WORKERS_MAX):
+        yield PartialWorker(session.worker, tuple(session.handlers[:HANDLERS_MAX]), tuple(sorted(session.brokers)))
 
 
 def in_welcome(state: BrokerState, worker: str) -> list[Endpoints]:

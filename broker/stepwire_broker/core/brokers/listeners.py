@@ -1,7 +1,7 @@
-"""The addresses at which brokers serve their workers, and the choice among them.
+"""The text of a broker's row: how workers reach the broker, and which of its workers have no session with others.
 
-A broker may listen in several ways at once. Its row in the database lists them, so that every broker can name the
-others to its workers. A worker is named addresses that it can use: of the kind by which it came itself.
+A broker may listen in several ways at once. A worker receives addresses that it can use: of the kind to which it came
+itself.
 """
 
 from collections.abc import Iterable
@@ -32,25 +32,35 @@ class Listener(Struct, frozen=True, omit_defaults=True):
     is_local: bool = False
 
 
+class PartialWorker(Struct, frozen=True):
+    """A worker that has no session with some live broker: the steps of that broker's tasks do not reach it."""
+
+    worker: str
+    handlers: tuple[str, ...]
+    brokers: tuple[str, ...]  # with which it has a session
+
+
 class BrokerEndpoints(Struct, frozen=True):
     """The listeners of a broker, in the order of its configuration. `host` names its boot and namespaces, if known."""
 
     broker: str
     host: str
     listeners: tuple[Listener, ...]
+    partial_workers: tuple[PartialWorker, ...] = ()
 
 
 class _Row(Struct, frozen=True, omit_defaults=True):
     host: str = ""
     listeners: tuple[Listener, ...] = ()
+    partial_workers: tuple[PartialWorker, ...] = ()
 
 
 _read: Final = msgspec.json.Decoder(_Row).decode
 
 
-def to_row(host: str, listeners: Iterable[Listener]) -> str:
-    """The text of these listeners in the row of their broker."""
-    return msgspec.json.encode(_Row(host, tuple(listeners))).decode()
+def to_row(host: str, listeners: Iterable[Listener], partial_workers: Iterable[PartialWorker] = ()) -> str:
+    """The text in the row of the broker that has these listeners and workers."""
+    return msgspec.json.encode(_Row(host, tuple(listeners), tuple(partial_workers))).decode()
 
 
 def of_row(broker: str, text: str | None) -> BrokerEndpoints:
@@ -59,7 +69,7 @@ def of_row(broker: str, text: str | None) -> BrokerEndpoints:
         row = _read(text or "{}")
     except (msgspec.ValidationError, msgspec.DecodeError):
         row = _Row()
-    return BrokerEndpoints(broker, row.host, row.listeners)
+    return BrokerEndpoints(broker, row.host, row.listeners, row.partial_workers)
 
 
 def usable_by(kind: ListenerKind, own: BrokerEndpoints, other: BrokerEndpoints) -> Endpoints | None:
