@@ -46,6 +46,7 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
     if (more := len(live) - len(state.other_brokers)) > 0:
         level0.extend_leases(state, more)
     state.other_brokers = live
+    state.live_brokers = frozenset((state.identity.broker, *(other.broker for other in live)))
     before = state.others_addresses
     _choose(state)
     if state.others_addresses != before:
@@ -60,13 +61,15 @@ def row_of(state: BrokerState) -> str:
 
 def _partial_workers(state: BrokerState) -> Iterator[PartialWorker]:
     """Some of the workers whose heartbeats name no session with some live broker. `why` names them at that broker."""
-    live = state.live_broker_names if state.other_brokers else frozenset()
+    live = state.live_brokers
+    if len(live) == 1:
+        return
     missing = (
         session
         for session in state.sessions.values()
         if session.confirmed and session.worker not in state.attached and not live <= session.brokers
     )
-    for session in islice(missing if live else (), PARTIAL_WORKERS_MAX):
+    for session in islice(missing, PARTIAL_WORKERS_MAX):
         yield PartialWorker(session.worker, tuple(session.handlers[:HANDLERS_MAX]), tuple(sorted(session.brokers)))
 
 
