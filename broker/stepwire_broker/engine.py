@@ -32,6 +32,7 @@ from .core.model.events import (
     Detached,
     Drain,
     Forget,
+    HttpServed,
     Leave,
     Now,
     QuotasChanged,
@@ -374,6 +375,10 @@ class Engine:
         return self.core_loop.taps.add(tap)
 
     # -- workers of this process --------------------------------------------------------------------------------------
+
+    def announce_http(self, url: str) -> None:
+        """Name this URL of the API to the other brokers."""
+        self.core_loop.handle(HttpServed(url))
 
     def attach(
         self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None

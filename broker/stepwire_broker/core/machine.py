@@ -489,6 +489,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: addresses.on_endpoints_bound,
+    events.HttpServed: addresses.on_http_served,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,

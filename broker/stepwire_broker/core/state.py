@@ -164,6 +164,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    http_url: str | None = None  # of this broker's API, as other hosts reach it
     own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
     own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
     own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment

@@ -11,7 +11,7 @@ from stepwire_protocol.messages import Endpoints
 from stepwire_broker.core import letters
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints, ListenerKind, PartialWorker, to_row, usable_by
 from stepwire_broker.core.commit.decision import ToWorker
-from stepwire_broker.core.model.events import EndpointsBound, Now
+from stepwire_broker.core.model.events import EndpointsBound, HttpServed, Now
 from stepwire_broker.core.model.live import WorkerSession
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import level0
@@ -55,8 +55,21 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
 
 def row_of(state: BrokerState) -> str:
     """The text of this broker's row, from which the other brokers learn its listeners, and which workers miss them."""
-    own = state.own_listeners
-    return to_row(state.identity.host, own.listeners if own is not None else (), _partial_workers(state))
+    identity, own = state.identity, state.own_listeners
+    return to_row(
+        BrokerEndpoints(
+            identity.broker,
+            identity.host,
+            own.listeners if own is not None else (),
+            tuple(_partial_workers(state)),
+            identity.epoch,
+            state.http_url,
+        )
+    )
+
+
+def on_http_served(state: BrokerState, event: HttpServed, now: Now) -> None:
+    state.http_url = event.url
 
 
 def _partial_workers(state: BrokerState) -> Iterator[PartialWorker]:

@@ -4,7 +4,6 @@ A broker may listen in several ways at once. A worker receives addresses that it
 itself.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -40,36 +39,31 @@ class PartialWorker(Struct, frozen=True):
     brokers: tuple[str, ...]  # with which it has a session
 
 
-class BrokerEndpoints(Struct, frozen=True):
+class BrokerEndpoints(Struct, frozen=True, omit_defaults=True):
     """The listeners of a broker, in the order of its configuration. `host` names its boot and namespaces, if known."""
 
     broker: str
-    host: str
-    listeners: tuple[Listener, ...]
-    partial_workers: tuple[PartialWorker, ...] = ()
-
-
-class _Row(Struct, frozen=True, omit_defaults=True):
     host: str = ""
     listeners: tuple[Listener, ...] = ()
     partial_workers: tuple[PartialWorker, ...] = ()
+    epoch: int = -1
+    http: str | None = None  # the URL of its API, if other hosts reach it
 
 
-_read: Final = msgspec.json.Decoder(_Row).decode
+_read: Final = msgspec.json.Decoder(BrokerEndpoints).decode
 
 
-def to_row(host: str, listeners: Iterable[Listener], partial_workers: Iterable[PartialWorker] = ()) -> str:
-    """The text in the row of the broker that has these listeners and workers."""
-    return msgspec.json.encode(_Row(host, tuple(listeners), tuple(partial_workers))).decode()
+def to_row(endpoints: BrokerEndpoints) -> str:
+    """The text in the row of this broker."""
+    return msgspec.json.encode(endpoints).decode()
 
 
 def of_row(broker: str, text: str | None) -> BrokerEndpoints:
     """Read the text of a broker's row. A text that a later version has written may have no usable listener."""
     try:
-        row = _read(text or "{}")
+        return msgspec.structs.replace(_read(text or "{}"), broker=broker)
     except (msgspec.ValidationError, msgspec.DecodeError):
-        row = _Row()
-    return BrokerEndpoints(broker, row.host, row.listeners, row.partial_workers)
+        return BrokerEndpoints(broker)
 
 
 def usable_by(kind: ListenerKind, own: BrokerEndpoints, other: BrokerEndpoints) -> Endpoints | None:

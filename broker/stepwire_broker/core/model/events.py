@@ -154,6 +154,12 @@ class EndpointsBound(Struct, frozen=True):
     listeners: tuple[Listener, ...] = ()  # all of them, which other brokers name to their workers
 
 
+class HttpServed(Struct, frozen=True):
+    """The API is open at this URL. Other brokers name it to workers over HTTP."""
+
+    url: str
+
+
 class MessageRefused(Struct, frozen=True):
     """A message of the bus that could not be decoded. `worker`, `kind` and `rid` are the members that could be read."""
 
@@ -287,6 +293,7 @@ Event: TypeAlias = (
     | Command
     | Outcome
     | EndpointsBound
+    | HttpServed
     | Attached
     | Detached
     | Subscribed
