@@ -44,6 +44,7 @@ from .core.model.live import StepProgress
 from .core.model.principal import PROCESS, Grant
 from .core.routing.level0_handlers import OFFERED_MAX
 from .core.workers import authority
+from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
@@ -55,6 +56,7 @@ from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")
 
+LINGER_MS: Final = 1_000
 WATCH_MS: Final = 250
 WATCH_FOR_MS: Final = 5_000
 COMPLAIN_EVERY_S: Final = 10.0
@@ -86,6 +88,7 @@ class CoreLoop:
         self._failed = failed
         self.is_open = False
         self.answers = PendingAnswers()
+        self._elsewhere = Elsewhere(store, self.answers)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
@@ -116,6 +119,8 @@ class CoreLoop:
             self._tell_progress,
             _log_offers_left_out,
             _log_worker_news,
+            self._elsewhere.order,
+            self._elsewhere.wait,
         )
         self._turn = Turn(machine, around)
         actions = PulseActions(
@@ -229,9 +234,18 @@ class CoreLoop:
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
+        self._elsewhere.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
+
+    def close(self) -> None:
+        """Answer the requests that wait. Their outcomes are unknown."""
+        self.is_open = False
+        self.pulse.stop()
+        self._elsewhere.close()
+        self.wire.close(LINGER_MS)
+        self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
 
     # -- decisions out ------------------------------------------------------------------------------------------------
 

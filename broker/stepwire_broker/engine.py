@@ -66,7 +66,6 @@ INPROC: Final = "inproc://"
 IDLE_CHECK_S: Final = 0.05
 READS_AT_ONCE: Final = 8  # results in memory; the store has four readers
 SETTLE_S: Final = 2.0  # time to store the last messages of a drain
-LINGER_MS: Final = 1_000
 STORE_CLOSE_S: Final = 5.0
 
 
@@ -247,10 +246,7 @@ class Engine:
                     if overview.is_settled(self.state) or self.state.outbox.stalled is not None or self.failed.done():
                         break
                     await asyncio.sleep(0.01)
-            core.is_open = False
-            core.pulse.stop()
-            core.wire.close(LINGER_MS)
-            core.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
+            core.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 

@@ -11,7 +11,8 @@ from stepwire_broker.api import audit_notes
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, add_token, revoke_token
 from stepwire_broker.core.answers.scopes import Scope
-from stepwire_broker.store.sqlite.audit import verify
+from stepwire_broker.store.sqlite.stored_state import SqliteState
+from stepwire_broker.store.stored_audit import verify
 
 from .running_api import WORKFLOW, Api, running, settings_in
 
@@ -206,7 +207,7 @@ def test_the_head_is_the_last_row_and_the_chain_is_complete(api: Api, tmp_path: 
     newest = rows(api)[0]
     assert (head["lane"], head["n"], head["hash"]) == (newest["lane"], newest["n"], newest["hash"])
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as connection:
-        assert list(verify(connection)) == []
+        assert list(verify(SqliteState(connection))) == []
 
 
 @pytest.mark.parametrize("query", ["cursor=x", "cursor=1", "since=yesterday", "limit=0", "who=me"])

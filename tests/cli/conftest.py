@@ -1,5 +1,6 @@
 """The places in which the command tests run."""
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,19 @@ def shop(tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[P
     """A place with a broker, two workflows and a worker."""
     with a_shop(tmp_path_factory.mktemp("shop"), free_port) as here:
         yield here
+
+
+@pytest.fixture(scope="session")
+def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of a database with a completed task, a held one and a waiting one."""
+    for card, code in (("good", 0), ("unknown", 13)):
+        submitted = shop.stepwire("task", "submit", "shop::order", "--context", json.dumps({"card": card}), "--wait")
+        assert submitted.code == code, submitted
+    assert shop.stepwire("task", "submit", "shop::slow").code == 0
+    file = tmp_path_factory.mktemp("stored") / "b.db"
+    made = shop.stepwire("db", "backup", str(file))
+    assert made.code == 0, made
+    return file
 
 
 @pytest.fixture(scope="session")

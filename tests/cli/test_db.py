@@ -1,7 +1,6 @@
 """`stepwire db`: the output and the exit code of each command."""
 
 import contextlib
-import json
 import re
 import shutil
 import signal
@@ -10,25 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stepwire_broker.store.checking import check
 from stepwire_broker.store.sqlite.backup import open_stored
-from stepwire_broker.store.sqlite.check import check
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 
 from .a_place import Place
+from .forged_rows import FORGED, FORGED_AGAINST_CHECKS
 
 STATE = ".stepwire/state.db"
-
-
-@pytest.fixture(scope="module")
-def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A backup of a database with a completed task, a held one and a waiting one."""
-    for card, code in (("good", 0), ("unknown", 13)):
-        submitted = shop.stepwire("task", "submit", "shop::order", "--context", json.dumps({"card": card}), "--wait")
-        assert submitted.code == code, submitted
-    assert shop.stepwire("task", "submit", "shop::slow").code == 0
-    file = tmp_path_factory.mktemp("stored") / "b.db"
-    made = shop.stepwire("db", "backup", str(file))
-    assert made.code == 0, made
-    return file
 
 
 @pytest.fixture
@@ -97,57 +85,12 @@ def by_sql(*statements: str) -> Callable[[Path], None]:
     return forge
 
 
-@pytest.mark.parametrize(
-    ("forge", "pattern"),
-    [
-        (
-            by_sql("UPDATE steps SET attempt = 7 WHERE state = 'completed'"),
-            r"step charge: attempt is 7, and 0 by its his",
-        ),
-        (by_sql("UPDATE steps SET output = '{\"total\":9.5}' WHERE state = 'completed'"), "output_crc32 is "),
-        (
-            by_sql("UPDATE steps SET state = 'lost' WHERE state = 'held'"),
-            "row .* of steps breaks its constraint state_fits",
-        ),
-        (by_sql("DELETE FROM steps WHERE state = 'held'"), "steps is 0, and 1 by its history"),
-        (
-            by_sql("DELETE FROM tasks WHERE state = 'completed'"),
-            "of steps refers to a row of tasks that does not exist",
-        ),
-        (
-            by_sql("DELETE FROM tasks WHERE state = 'completed'"),
-            "the history has rows of task .*, which does not exist",
-        ),
-        (by_sql("DELETE FROM history WHERE position >= 0"), "its history does not begin with its submission"),
-        (by_sql("DELETE FROM keys"), "has the idempotency key .*, which belongs to no task"),
-        (
-            by_sql("INSERT INTO keys VALUES ('shop', 'theirs', x'00', 999)"),
-            "the idempotency key 'theirs' of shop belongs to task 999",
-        ),
-        (
-            by_sql("INSERT INTO controls VALUES ('rule', 'a::**', '{', 1, 9)"),
-            "the control 'a::\\*\\*' of the kind rule has a value that is not JSON",
-        ),
-        (by_sql("UPDATE blocks SET reserved = 1"), "the last reserved id of block 0 is 1, but the task or the step"),
-        (by_sql("UPDATE blocks SET lane = 7"), "task .* is in lane 1, to which the block of its id does not belong"),
-        (by_sql("UPDATE blocks SET number = 7"), "step .* is not in a block of ids of the lane of its task"),
-        (by_sql("UPDATE lanes SET seq = 0"), "the history of lane 1 ends at"),
-        (by_sql("DELETE FROM attention WHERE kind = 'held'"), "step .* is held, and the table of attention does not"),
-        (by_sql("DELETE FROM attention WHERE kind = 'task_held'"), "task .* has the attention 'held', and the table"),
-        (by_sql("UPDATE steps SET state = 'waiting' WHERE state = 'held'"), "the table of attention has held for"),
-        (by_sql("UPDATE workflows SET document = '{}'"), "workflow shop::.* cannot be read"),
-        (by_sql("DELETE FROM meta WHERE name = 'deployment'"), "has no deployment identity"),
-        (
-            by_sql("UPDATE tasks SET attention = NULL WHERE attention IS NOT NULL"),
-            "attention is nothing, and 'held' by",
-        ),
-    ],
-)
-def test_check_names_each_error(tmp_path: Path, stored: Path, forge: Callable[[Path], None], pattern: str) -> None:
+@pytest.mark.parametrize(("statement", "pattern"), [*FORGED, *FORGED_AGAINST_CHECKS])
+def test_check_names_each_error(tmp_path: Path, stored: Path, statement: str, pattern: str) -> None:
     forged = Path(shutil.copy(stored, tmp_path))
-    forge(forged)
+    by_sql(statement)(forged)
     with contextlib.closing(open_stored(forged)) as connection:
-        findings = check(connection, None, lambda done, total: None).findings
+        findings = check(SqliteState(connection), None, lambda done, total: None).findings
     assert any(re.search(pattern, finding) for finding in findings), findings
 
 
@@ -226,7 +169,7 @@ def test_a_restore_prints_the_next_steps_and_the_database_serves(empty: Place, s
         assert broker.end(signal.SIGTERM).code == 0
 
 
-def test_a_database_that_is_not_sqlite_is_refused(empty: Place) -> None:
-    ended = empty.stepwire("db", "status", STEPWIRE_DATABASE__URL="postgresql://localhost/stepwire")
+def test_an_unsupported_database_is_refused(empty: Place) -> None:
+    ended = empty.stepwire("db", "status", STEPWIRE_DATABASE__URL="mysql://localhost/stepwire")
     assert ended.code == 2
-    assert "SQLite" in ended.err
+    assert "it needs a form like sqlite:///" in ended.err

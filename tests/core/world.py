@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.commit.decision import Complaint, Decision, Read
+from stepwire_broker.core.commit.decision import Complaint, Decision, OrderToStore, Read, WaitElsewhere
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
@@ -23,6 +23,9 @@ from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.routing.runtime_rules import stored_rules
+from stepwire_broker.core.sharing.explaining import WhyAnswer
+from stepwire_broker.core.sharing.order_texts import command_text, read_answer
+from stepwire_broker.core.sharing.orders import LOOK_EVERY_MS
 from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.core.timer_kinds import BreakerDue, FetchDue
 from stepwire_broker.core.workers.level0 import SETTLE_MS
@@ -32,6 +35,7 @@ from stepwire_protocol import messages as wire
 
 from tests.memory_store.at_once import StoreAtOnce
 from tests.memory_store.database import taken_lane
+from tests.memory_store.tables import OrderRow
 
 BROKER = "b1"
 DEPLOYMENT = "d" * 32
@@ -52,7 +56,9 @@ W2 = worker_id(number=2)
 
 class World:
     """One broker's core. With `auto`, every group is committed as soon as it is closed, else by `commit`. With
-    `answers_reads`, every read is answered at once, else by `read`."""
+    `answers_reads`, every read is answered at once, else by `read`. `own`: its lanes in a database of several brokers.
+    `other`: another broker of the same database.
+    """
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class World:
         executors: Collection[str] = (),
         bus_is_distributed: bool = True,
         lanes: int = 1,
+        own: Collection[int] | None = None,
+        other: "World | None" = None,
     ) -> None:
         self.executors = {BUS, LOCAL, *executors}
         self.bus_is_distributed = bus_is_distributed
@@ -71,7 +79,10 @@ class World:
         self.settings = settings or Settings()
         self.auto = auto
         self.answers_reads = answers_reads
-        self.rows = StoreAtOnce(lanes=lanes)
+        self.rows = StoreAtOnce(lanes=lanes) if other is None else other.rows
+        self.rows.tables.now_ms = lambda: self.now.wall
+        self.is_shared = own is not None
+        self.own = frozenset(self.rows.tables.seqs if own is None else own)
         self.sent: list[tuple[str, Any]] = []  # (worker, message), oldest first
         self.frames: list[bytes] = []
         self.granted: list[str] = []  # to level-0 peers, oldest first
@@ -81,11 +92,16 @@ class World:
         self.watches: list[Any] = []
         self.worker_news: list[Any] = []
         self.complaints: list[Complaint] = []
+        self.orders: list[OrderToStore] = []  # for other brokers
+        self.waits: list[WaitElsewhere] = []
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
         self.lease_before_ms = 0  # the longest lease of earlier starts, as the database has it
-        reserved = {lane: self.rows.tables.reserve_ids(lane, IDS_PER_BLOCK) for lane in self.rows.tables.seqs}
+        reserved = {
+            lane: self.rows.tables.reserve_ids(lane, IDS_PER_BLOCK)
+            for lane in (self.rows.tables.seqs if other is None else self.own)
+        }
         self._begin(epoch=7, ids=reserved)
 
     def _begin(self, epoch: int, ids: dict[int, tuple[int, int]]) -> None:
@@ -99,10 +115,14 @@ class World:
             epoch=epoch,
             blocks={number: block.lane for number, block in self.rows.tables.blocks.items()},
             lanes=tuple(
-                taken_lane(self.rows.tables, lane, epoch, self.lease_before_ms, own) for lane, own in ids.items()
+                taken_lane(self.rows.tables, lane, self.lease_before_ms, own)
+                for lane, own in ids.items()
+                if lane in self.own
             ),
             workflows=[],
             controls=self.rows.controls,
+            revision=self.rows.queries.controls_revision(),
+            is_shared=self.is_shared,
         )
         self.state = BrokerState.begin(self.settings, identity, opened, self.now, router)
         self.machine = Machine(self.state, list(self.documents.values()))
@@ -210,6 +230,22 @@ class World:
             self.apply(document)
         submitted = self.submit(document["name"], namespace=name[0], **members)
         return int(submitted.task_ids[0])
+
+    def order(self, kind: type, lane: int = LANE, **members: Any) -> int:
+        """Store a command of another broker's client. Returns the id of the order."""
+        orders = self.rows.tables.orders
+        number = len(orders) + 1
+        orders[number] = OrderRow(lane, self.now.wall, command_text(kind(request=5, **members)), None)
+        return number
+
+    def look(self) -> None:
+        """Let the broker look for orders."""
+        self.pass_time(LOOK_EVERY_MS)
+
+    def order_answer(self, order_id: int) -> Any:
+        """The answer to an order; None while it has none."""
+        text = self.rows.tables.orders[order_id].answer
+        return None if text is None else read_answer(text, {WhyAnswer.__name__: WhyAnswer})
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -363,6 +399,8 @@ class World:
         self.watches.extend(decision.watches)
         self.worker_news.extend(decision.worker_news)
         self.complaints.extend(decision.complaints)
+        self.orders.extend(decision.orders)
+        self.waits.extend(decision.waits)
 
     def _deliver(self, frame: bytes) -> None:
         self.frames.append(frame)

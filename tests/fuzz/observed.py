@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from stepwire_broker.store.checking import check
 from stepwire_broker.store.sqlite import backup
-from stepwire_broker.store.sqlite.check import check
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 
 LOOP_MS_MAX: Final = 250.0
 
@@ -43,7 +44,7 @@ class Observed:
 
 def check_database(path: Path, observed: Observed) -> None:
     with closing(backup.open_stored(path)) as connection:
-        for finding in check(connection, 2_000, lambda done, total: None).findings:
+        for finding in check(SqliteState(connection), 2_000, lambda done, total: None).findings:
             observed.fault(f"db check: {finding}")
 
 

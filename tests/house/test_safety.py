@@ -12,7 +12,7 @@ BANNED_ATTRIBUTES = frozenset({("os", "system"), ("os", "popen"), ("yaml", "load
 RANDOM = {
     "executors/host.py": "spreads retries",
     "executors/remote_host.py": "spreads retries",
-    "store/sqlite/check.py": "chooses a sample of tasks",
+    "store/checking.py": "chooses a sample of tasks",
     "store/postgres/connecting.py": "spreads reconnections",
     "client/outages.py": "spreads retries",
     "worker/socket_thread.py": "spreads retries",

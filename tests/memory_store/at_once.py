@@ -9,7 +9,6 @@ from stepwire_broker.core.commit.history import ReplayDifference, differences, r
 from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.commit_group import CommitGroup, Committed, Parked, TaskNew
-from stepwire_broker.core.model.events import LoadedPayloads, LoadedTasks
 from stepwire_broker.stages import claims
 from stepwire_broker.store.lane import Rows, Writing
 
@@ -29,10 +28,11 @@ class StoreAtOnce:
 
     def begin(self, epoch: int) -> None:
         """Fence every writer of an earlier epoch."""
-        self.tables.epoch = epoch
+        for lane in self.tables.lanes:
+            self.tables.take(lane, "b1", epoch)
 
     def write(self, group: CommitGroup) -> Committed:
-        writer = MemoryWriter(self.tables, self.tables.epoch, self._refuse, group.lane)
+        writer = MemoryWriter(self.tables, group.lane, self._refuse)
         outcome = Writing(group.lane, writer, group).attempt()
         assert isinstance(outcome, Committed), outcome
         return outcome
@@ -54,7 +54,7 @@ class StoreAtOnce:
         if touched & self.refuses:
             raise DataRefused("refused for the test")
 
-    def read(self, read: Read, now_ms: int, resident_bytes_max: int) -> LoadedTasks | LoadedPayloads:
+    def read(self, read: Read, now_ms: int, resident_bytes_max: int) -> claims.ReadDone:
         return claims.perform(self.queries, resident_bytes_max, read, now_ms)
 
     # -- rows ---------------------------------------------------------------------------------------------------------

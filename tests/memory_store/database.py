@@ -1,6 +1,6 @@
 """A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -11,36 +11,51 @@ from stepwire_broker.store.rows import NO_TASKS
 
 from .pruning import MemoryPruning
 from .queries import MemoryQueries
-from .tables import Tables
+from .tables import OrderRow, Tables
 from .writer import MemoryWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+KEPT_MS = 3_600_000
 
-def begin_epoch(tables: Tables, broker_id: str, lease_ms: int, entropy: int) -> Opened:
-    """Begin a new epoch, which fences every writer of an earlier one."""
-    tables.broker = broker_id
+
+def begin_epoch(
+    tables: Tables,
+    broker_id: str,
+    lease_ms: int,
+    entropy: int,
+    lanes: Collection[int] | None = None,
+    *,
+    is_shared: bool = False,
+) -> Opened:
+    """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
+    own = tables.lanes.keys() if lanes is None else lanes
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
-    tables.epoch += 1
-    taken = tuple(taken_lane(tables, lane, tables.epoch, lease_ms_before) for lane in tables.seqs)
+    tables.epochs += 1
+    for lane in own:
+        tables.take(lane, broker_id, tables.epochs)
+    taken = tuple(taken_lane(tables, lane, lease_ms_before) for lane in own)
     return Opened(
         deployment=tables.deployment,
-        epoch=tables.epoch,
+        epoch=tables.epochs,
         blocks={number: block.lane for number, block in tables.blocks.items()},
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
+        revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
+        is_shared=is_shared,
     )
 
 
-def taken_lane(tables: Tables, lane: int, epoch: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
+def taken_lane(tables: Tables, lane: int, lease_ms: int, ids: tuple[int, int] | None = None) -> TakenLane:
     """Read what a broker needs that begins to own this lane. Without `ids`, reserve some."""
     ids = ids or tables.reserve_ids(lane, IDS_AT_START)
     counts = MemoryQueries(tables).open_counts().get(lane, NO_TASKS)
     blocks = tuple(number for number, block in tables.blocks.items() if block.lane == lane)
-    return TakenLane(lane, epoch, tables.seqs[lane], ids, counts.tasks, counts.steps, lease_ms, blocks)
+    epoch, end = tables.lanes[lane].epoch, tables.seqs[lane]
+    return TakenLane(lane, epoch, end, ids, counts.tasks, counts.steps, lease_ms, blocks)
 
 
 class MemoryDatabase:
@@ -49,16 +64,38 @@ class MemoryDatabase:
     def __init__(self, tables: Tables, opened: Opened, refuses: Callable[[Rows], None] | None = None) -> None:
         self.opened = opened
         self.file = None
-        writer = MemoryWriter(tables, opened.epoch, refuses)
-        self.writers = {taken.lane: writer for taken in opened.lanes}
+        own = [taken.lane for taken in opened.lanes]
+        self.writers = {lane: MemoryWriter(tables, lane, refuses) for lane in own}
         self.readers = MemoryReaders(tables)
-        self.pruning = {taken.lane: MemoryPruning(tables, writer) for taken in opened.lanes}
+        self.orders = MemoryOrders(tables) if opened.is_shared else None
+        self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
         self.cleaning: Any = None  # these tables have no file
 
     def lost(self) -> None:
         return None
 
     def release(self) -> None:
+        pass
+
+
+class MemoryOrders:
+    """The port `Orders` of store/ports.py. An order is stored at once."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def put(self, lane: int, request: str) -> Future[int]:
+        orders = self._tables.orders
+        number = max(orders, default=0) + 1
+        until_ms = self._tables.now_ms() - KEPT_MS
+        for old in [n for n, row in orders.items() if row.asked_ms < until_ms]:
+            del orders[old]
+        orders[number] = OrderRow(lane, self._tables.now_ms(), request, None)
+        future: Future[int] = Future()
+        future.set_result(number)
+        return future
+
+    def close(self) -> None:
         pass
 
 

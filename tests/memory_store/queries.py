@@ -1,16 +1,18 @@
 """The questions of the store, answered from the tables in memory in plain Python: what every adapter has to answer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import (
+    Catalogue,
     LeftBehind,
     Loaded,
     Payloads,
     StoredControl,
+    StoredOrder,
     StoredStep,
     StoredTask,
     StoredWorkflow,
@@ -28,6 +30,7 @@ from stepwire_broker.store.rows import (
     ListPoint,
     OpenCounts,
     ParkedRow,
+    SettledTask,
     StepFilter,
     StepRow,
     TaskFilter,
@@ -258,6 +261,35 @@ class MemoryQueries:
         rows = sorted(self._tables.controls.items())
         return [StoredControl(*name, row.value, row.position) for name, row in rows if row.value is not None]
 
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def catalogue(self, known: Collection[int]) -> Catalogue:
+        tables = self._tables
+        return Catalogue(
+            self.controls_revision(),
+            self.controls(),
+            [row for row in tables.workflows.values() if row.id not in known],
+            [row.id for row in tables.workflows.values() if row.active],
+            {number: block.lane for number, block in tables.blocks.items()},
+        )
+
+    def open_orders(self, lanes: Sequence[int], limit: int) -> list[StoredOrder]:
+        found = [(n, row) for n, row in sorted(self._tables.orders.items()) if row.answer is None and row.lane in lanes]
+        now_ms = self._tables.now_ms()
+        return [StoredOrder(row.lane, n, now_ms - row.asked_ms, row.request) for n, row in found[:limit]]
+
+    def controls_revision(self) -> int:
+        return max((row.revision for row in self._tables.controls.values()), default=0)
+
+    def order_answers(self, order_ids: Sequence[int]) -> dict[int, str]:
+        rows = ((n, self._tables.orders.get(n)) for n in order_ids)
+        return {n: row.answer for n, row in rows if row is not None and row.answer is not None}
+
+    def settled_tasks(self, task_ids: Sequence[int]) -> list[SettledTask]:
+        tasks = (self._tables.tasks[i] for i in sorted(set(task_ids)) if i in self._tables.tasks)
+        settled = [t for t in tasks if t.finished_ms is not None or t.attention is not None]
+        return [SettledTask(t.id, t.state, t.attention) for t in settled]
+
     # -- workflows ----------------------------------------------------------------------------------------------------
 
     def workflows(self) -> list[StoredWorkflow]:
@@ -282,7 +314,7 @@ class MemoryQueries:
 
     def lanes(self) -> list[LaneRow]:
         tables = self._tables
-        return [LaneRow(lane, tables.broker, tables.epoch, tables.epoch, seq) for lane, seq in tables.seqs.items()]
+        return [LaneRow(lane, *owner, tables.seqs[lane]) for lane, owner in tables.lanes.items()]
 
     def task_events(
         self, task_id: int, after: tuple[int, int, int] | None = None, limit: int = PAGE_ROWS_MAX

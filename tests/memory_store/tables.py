@@ -65,10 +65,25 @@ class BlockRow(NamedTuple):
     reserved: int
 
 
+class LaneOwner(NamedTuple):
+    """The row of a lane: who writes it. Its epoch changes with every change of its owner."""
+
+    owner: str | None = None
+    owner_epoch: int | None = None  # of the start of that broker
+    epoch: int = 0
+
+
 class ControlRow(NamedTuple):
     value: str | None
     position: int
     revision: int
+
+
+class OrderRow(NamedTuple):
+    lane: int
+    asked_ms: int
+    request: str
+    answer: str | None
 
 
 class Tables:
@@ -86,14 +101,20 @@ class Tables:
         self.partly_removed: set[int] = set()  # by retention
         self.notes: dict[str, str] = {}
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
+        self.orders: dict[int, OrderRow] = {}  # by id
+        self.now_ms: Callable[[], int] = lambda: 0  # the clock of the database
         self.audit: list[AuditRow] = []
         self.audit_cuts: dict[int, AuditHead] = {}  # by lane, where retention has removed rows
         self.deployment = ""
-        self.broker = ""
-        self.epoch = 0  # of the last start, and of every lane
+        self.epochs = 0  # the last one that was given to a start of a broker
         self.lease_ms = 0
+        self.lanes = dict.fromkeys(range(LANE, LANE + lanes), LaneOwner())
         self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
         self.blocks: dict[int, BlockRow] = {}  # by number, of ids
+
+    def take(self, lane: int, owner: str, owner_epoch: int) -> None:
+        """Give a lane to this start of a broker, which fences the writer of its former owner."""
+        self.lanes[lane] = LaneOwner(owner, owner_epoch, self.lanes[lane].epoch + 1)
 
     def reserve_ids(self, lane: int, count: int) -> tuple[int, int]:
         number = max((n for n, block in self.blocks.items() if block.lane == lane), default=None)

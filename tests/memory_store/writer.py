@@ -4,8 +4,17 @@ from collections.abc import Callable, Sequence
 
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
-from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
+from stepwire_broker.core.model.commit_group import (
+    AuditNew,
+    CommitGroup,
+    ControlChanged,
+    Key,
+    OrderAnswer,
+    Parked,
+    WorkflowNew,
+)
 from stepwire_broker.store.audit_chain import linked
+from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 from stepwire_broker.store.ports import LANE
@@ -28,12 +37,11 @@ class SyncFailed(Exception):
 class MemoryWriter:
     """The port `LaneWriter` over Tables. `refuses` may raise DataRefused for rows that are to be unstorable."""
 
-    def __init__(
-        self, tables: Tables, epoch: int, refuses: Callable[[Rows], None] | None = None, lane: int = LANE
-    ) -> None:
+    def __init__(self, tables: Tables, lane: int = LANE, refuses: Callable[[Rows], None] | None = None) -> None:
+        """The writer of a lane's present owner."""
         self._tables = tables
         self._lane = lane
-        self._epoch = epoch
+        self._epoch = tables.lanes[lane].epoch
         self._refuses = refuses
         self._undo: Undo = []
         self._marks: list[int] = []
@@ -59,13 +67,17 @@ class MemoryWriter:
 
     def advance(self, seq: int) -> None:
         tables = self._tables
-        if tables.epoch != self._epoch or tables.seqs[self._lane] != seq - 1:
+        if not self._is_owner or tables.seqs[self._lane] != seq - 1:
             raise NotAdvanced
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
 
     def position(self) -> int | None:
-        return self._tables.seqs[self._lane] if self._tables.epoch == self._epoch else None
+        return self._tables.seqs[self._lane] if self._is_owner else None
+
+    @property
+    def _is_owner(self) -> bool:
+        return self._tables.lanes[self._lane].epoch == self._epoch
 
     def savepoint(self) -> None:
         self._marks.append(len(self._undo))
@@ -102,6 +114,7 @@ class MemoryWriter:
         workflows = self._tables.workflows
         if self._find(new.namespace, new.name, new.version) is not None:
             return False
+        self.set_control(CATALOGUE_CHANGED)
         number = len(workflows) + 1
         workflows[number] = StoredWorkflow(
             number, new.namespace, new.name, new.version, new.digest, new.document.decode(), new.created_ms, 0
@@ -121,6 +134,7 @@ class MemoryWriter:
         return StoredDigest(row.id, row.digest)
 
     def activate(self, workflow_id: int) -> None:
+        self.set_control(CATALOGUE_CHANGED)
         workflows = self._tables.workflows
         wanted = workflows[workflow_id]
         for row in list(workflows.values()):
@@ -160,6 +174,15 @@ class MemoryWriter:
         rows = linked(self._tables.audit_end(self._lane), new)
         audit.extend(rows)
         self._undo.append(lambda: audit.__delitem__(slice(len(audit) - len(rows), None)))
+
+    def answer_orders(self, answers: Sequence[OrderAnswer]) -> None:
+        orders = self._tables.orders
+        for each in answers:
+            before = orders.get(each.id)
+            if before is None or before.lane != self._lane or before.answer is not None:
+                raise DataRefused(f"order {each.id} is not open")
+            orders[each.id] = before._replace(request="", answer=each.answer)
+            self._undo.append(lambda i=each.id, b=before: orders.__setitem__(i, b))  # type: ignore[misc]
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]:
         steps = self._tables.steps

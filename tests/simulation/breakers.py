@@ -15,6 +15,7 @@ from .faults import BREAKER_KINDS, DEATH_KINDS
 from .worker_node import HANDLERS
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .world import World
 
 OFF: Final = DispatchSettings(breaker=BreakerSettings(enabled=False), retry_budget=RetryBudgetSettings(percent=100.0))
@@ -30,8 +31,8 @@ class Breakers:
         self.dispatch = self._drawn(chance) if self.is_on else OFF
         self._down_until_ms: dict[str, float] = {}
         self._turns: dict[
-            str, list[tuple[float, str]]
-        ] = {}  # by handler, in this life of the broker: time and new state
+            tuple[str, str], list[tuple[float, str]]
+        ] = {}  # by broker and handler, in this life of the broker: time and new state
         self._died_ms: list[float] = []
 
     def _drawn(self, chance: Random) -> DispatchSettings:
@@ -71,33 +72,39 @@ class Breakers:
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
-    def broker_started(self) -> None:
+    def broker_started(self, broker: "BrokerNode") -> None:
         """A breaker that an operator holds open stays open."""
-        barred = self.world.broker.state.guards.barred
-        self._turns = {handler: [(self.world.now, "open")] for handler in barred}
+        others = {of: turns for of, turns in self._turns.items() if of[0] != broker.id}
+        barred = broker.state.guards.barred
+        self._turns = others | {(broker.id, handler): [(self.world.now, "open")] for handler in barred}
 
     def died(self) -> None:
         self._died_ms.append(self.world.now)
 
-    def is_closed(self, handler_class: str) -> bool:
-        turns = self._turns.get(handler_class)
+    def is_closed(self, broker: "BrokerNode", handler_class: str) -> bool:
+        turns = self._turns.get((broker.id, handler_class))
         return turns is None or turns[-1][1] == "closed"
 
-    def turned(self, turned: BreakerChanged) -> None:
+    def turned(self, broker: "BrokerNode", turned: BreakerChanged) -> None:
         world = self.world
-        world.trace("breaker", f"{turned.handler_class} {turned.state} after {turned.cause}, {turned.reason}")
+        world.trace(
+            "breaker" if broker is world.broker else f"breaker {broker.id}",
+            f"{turned.handler_class} {turned.state} after {turned.cause}, {turned.reason}",
+        )
         world.count("breaker", turned.state)
-        turns = self._turns.setdefault(turned.handler_class, [])
+        turns = self._turns.setdefault((broker.id, turned.handler_class), [])
         turns.append((world.now, turned.state))
         if turned.state == "open" and not turned.is_forced:
             since_ms = [0.0] + [at_ms for at_ms, state in turns if state == "closed"]
             was_probed = len(turns) > 2 and turns[-3][1] == "half_open"
-            self._check_cause(turned, since_ms[-1], since_ms[-2] if was_probed else None)
+            self._check_cause(broker, turned, since_ms[-1], since_ms[-2] if was_probed else None)
             assert turned.left_ms is not None
             after_ms = 1.02 * turned.left_ms + LATE_MS
-            world.schedule.after(after_ms, self._check_probed, world.broker.life, turned.handler_class, len(turns))
+            world.schedule.after(after_ms, self._check_probed, broker, broker.life, turned.handler_class, len(turns))
 
-    def _check_cause(self, turned: BreakerChanged, since_ms: float, reopened_ms: float | None) -> None:
+    def _check_cause(
+        self, broker: "BrokerNode", turned: BreakerChanged, since_ms: float, reopened_ms: float | None
+    ) -> None:
         """If deaths of workers are the only faults, each death counts as one failure, however many steps ran there.
 
         The death may have been detected a lease later.
@@ -109,7 +116,7 @@ class Breakers:
                 return
             of = self.dispatch.breaker
             least = min(of.failure_threshold, -int(-of.window_outcomes * of.window_percent // 100))
-            detected_within_ms = 1.1 * world.broker.settings.bus.lease_ms + 2_000.0
+            detected_within_ms = 1.1 * broker.settings.bus.lease_ms + 2_000.0
             deaths = sum(at_ms >= since_ms - detected_within_ms for at_ms in self._died_ms)
             if reopened_ms is not None and deaths:
                 # The breaker was closed again, perhaps without a trial: then one more failure opens it.
@@ -117,19 +124,18 @@ class Breakers:
             if deaths < least:
                 world.checks.books.fail("P7 one death is one failure", f"{turned}, after {deaths} deaths")
 
-    def _check_probed(self, life: int, handler_class: str, turns: int) -> None:
-        broker = self.world.broker
-        if not broker.is_alive or broker.life != life or len(self._turns[handler_class]) != turns:
+    def _check_probed(self, broker: "BrokerNode", life: int, handler_class: str, turns: int) -> None:
+        if not broker.is_alive or broker.life != life or len(self._turns[broker.id, handler_class]) != turns:
             return
         if broker.is_paused:
-            self.world.schedule.after(1_000.0, self._check_probed, life, handler_class, turns)
+            self.world.schedule.after(1_000.0, self._check_probed, broker, life, handler_class, turns)
             return
         self.world.checks.books.fail("P6 an open breaker gets a probe in time", handler_class)
 
-    def dispatched(self, handler_class: str, is_once: bool, fact: list[Any]) -> None:
+    def dispatched(self, broker: "BrokerNode", handler_class: str, is_once: bool, fact: list[Any]) -> None:
         """No step is dispatched while its breaker is open, and no at_most_once step is a probe."""
-        turns = self._turns.get(handler_class)
-        clock = self.world.broker.clock
+        turns = self._turns.get((broker.id, handler_class))
+        clock = broker.clock
         if turns is None or clock.jumped_ms:
             return
         at_ms = clock.true_of_wall(fact[1], self.world.now)

@@ -4,14 +4,14 @@ The turn is the shipped one. The order of engine.py is kept: inbound messages be
 at a time, outcomes and reads that return as calls into the loop, a check of the clock after a suspension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire_broker.core import letters
 from stepwire_broker.core.answers.answers import Answer
-from stepwire_broker.core.commit.decision import Complaint, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from .network import Link
     from .world import World
 
-BROKER: Final = "b1"
 HOST: Final = "h1"
 MISSTATED: Final = 1_706_039_072  # a start time that no process of the simulation has
 
@@ -63,10 +62,21 @@ class Killed(Exception):
 
 
 class BrokerNode:
-    def __init__(self, world: "World") -> None:
+    """One of the brokers. Everything random of the first one is as it was when there was only one."""
+
+    def __init__(self, world: "World", number: int = 0, lanes: Collection[int] | None = None) -> None:
+        """`lanes`: those that it owns; None: all."""
         self.world = world
-        self.chance = Random(f"{world.seed}/broker")
-        self.clock = Clock(world.clock_rate(), 1_000_000.0 + 1e9 * self.chance.random())
+        self.number = number
+        self.id = f"b{number + 1}"
+        self.lanes = lanes
+        self.host = HOST if number == 0 else f"h{number + 1}"
+        self._of = f"/{self.id}" if number else ""  # in the names of random numbers
+        self._prefix = f"{self.id}." if number else ""  # in the names of faults
+        self._which = f" {self.id}" if number else ""  # in the trace
+        self.chance = Random(f"{world.seed}/broker{self._of}")
+        rate = 1.0 + 0.01 * (2.0 * self.chance.random() - 1.0) if number else world.clock_rate()
+        self.clock = Clock(rate, 1_000_000.0 + 1e9 * self.chance.random())
         self.life = 0
         self.leaving: int | None = None  # the life that is stopping
         self.is_alive = False
@@ -96,7 +106,7 @@ class BrokerNode:
                 ("slow_read", 0.6),
             )
         }
-        self._slow_reads = Random(f"{world.seed}/slow_reads")
+        self._slow_reads = Random(f"{world.seed}/slow_reads{self._of}")
         self._commit_ms = 0.5 + 5.0 * faults.rates["slow_commit"]
         self.trouble_until_ms = -1.0
         self.trouble_code = ""
@@ -117,21 +127,23 @@ class BrokerNode:
         self._flush_due = False
         self._groups = self._frames = 0
         self._last_commit_frames = 0
-        settings = self.settings = world.settings_of_next_start()
+        settings = self.settings = world.settings_of_next_start(self)
         now = self.now()
-        opened, self._writers = world.store.open(BROKER, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128))
+        opened, self._writers = world.store.open(
+            self.id, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128), self.lanes
+        )
         identity = Identity(
-            broker=BROKER,
+            broker=self.id,
             epoch=opened.epoch,
             deployment=opened.deployment,
             batch_key=self.chance.getrandbits(48).to_bytes(16, "big"),
-            host=HOST,
+            host=self.host,
         )
         router = world.routes.router(settings, opened.controls)
         self.state = BrokerState.begin(settings, identity, opened, now, router)
         self.state.slice_steps = world.slice_steps
         self._count_timers()
-        self.machine = Machine(self.state, [(_compiled(row), bool(row.active)) for row in opened.workflows])
+        self.machine = Machine(self.state, [(compiled(row), bool(row.active)) for row in opened.workflows])
         self.turn = Turn(
             self.machine,
             Around(
@@ -141,7 +153,7 @@ class BrokerNode:
                 self._answer,
                 self._read,
                 self._watch,
-                world.breakers.turned,
+                self._breaker_changed,
                 self._complain,
                 lambda reports: None,
                 lambda left_out: None,  # the limit of recorded offers is not reached here
@@ -149,12 +161,12 @@ class BrokerNode:
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
-        world.trace("broker_started", self.life)
-        world.checks.broker_started()
-        world.broker_started()
+        world.trace("broker_started" + self._which, self.life)
+        world.checks.broker_started(self)
+        world.broker_started(self)
         if self._hits("broker_killed_loading", self.life):
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
-        world.network.broker_started()
+        world.network.broker_started(self)
         world.routes.broker_started()
         self.world.count("event", "EndpointsBound")
         if world.hostile.is_on:
@@ -182,8 +194,8 @@ class BrokerNode:
     def kill(self) -> None:
         """Kill the process. Only its store is left, and it starts again after a while."""
         world = self.world
-        world.trace("broker_killed", self.life)
-        world.checks.broker_died()
+        world.trace("broker_killed" + self._which, self.life)
+        world.checks.broker_died(self)
         world.routes.broker_died()
         self.is_alive = False
         self.is_paused = False
@@ -201,7 +213,7 @@ class BrokerNode:
 
     def pause(self, for_ms: float) -> None:
         if self.is_alive and not self.is_paused:
-            self.world.trace("broker_paused", int(for_ms))
+            self.world.trace("broker_paused" + self._which, int(for_ms))
             self.is_paused = True
             self._paused_since = self.world.now
             self.world.schedule.after(for_ms, self.resume, self.life)
@@ -258,7 +270,7 @@ class BrokerNode:
     def post(self, kind: str, *args: Any) -> None:
         """An input reaches this process. While the process is suspended, the input waits."""
         if kind == "message" and self.is_alive and args[1] != THIEF and args[1] in self.state.principals:
-            self.world.checks.broker_received(args[0])
+            self.world.checks.broker_received(self, args[0])
         if self.is_paused:
             self._backlog.append((kind, args))
         elif self.is_alive:
@@ -272,7 +284,7 @@ class BrokerNode:
         except Killed:
             self.kill()
             return
-        self.world.checks.event_handled()
+        self.world.checks.event_handled(self)
 
     def _on_message(self, frame: bytes, principal: str) -> None:
         topic, body = codec.split(frame)
@@ -379,9 +391,12 @@ class BrokerNode:
             command = make(request)
             self.world.count("event", type(command).__name__)
             self._commands[request] = command
-            self.world.checks.asked(command)
+            self.world.checks.asked(self, command)
             self.world.quotas.handle(command, lambda: self.turn.handle(command))
             self._flush_soon()
+
+    def _breaker_changed(self, changed: BreakerChanged) -> None:
+        self.world.breakers.turned(self, changed)
 
     def _complain(self, complaint: Complaint) -> None:
         self.world.count("complaint", complaint.code)
@@ -391,14 +406,14 @@ class BrokerNode:
             self._crash_between_sends()
             callback = self._requests.pop(given.request, None)
             if callback is not None:
-                self.world.checks.answered(self._commands.pop(given.request), given.answer)
+                self.world.checks.answered(self, self._commands.pop(given.request), given.answer)
                 self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, given.answer)
 
     # -- the database -------------------------------------------------------------------------------------------------
 
     def _hits(self, kind: str, *name: object) -> bool:
         luck = self.chance.random()
-        return luck < self._rate[kind] and self.world.faults.strikes(kind, ".".join(map(str, name)))
+        return luck < self._rate[kind] and self.world.faults.strikes(kind, self._prefix + ".".join(map(str, name)))
 
     def _put(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
@@ -420,7 +435,7 @@ class BrokerNode:
             raise Killed
         outcome = writing.attempt()
         if isinstance(outcome, Trouble):
-            self.world.trace("database_trouble", outcome.code)
+            self.world.trace("database_trouble" + self._which, outcome.code)
             stalled = stall.again(outcome.code, outcome.error, self.world.now / 1000)
             if stalled is not None:
                 self._later(0.1, "outcome", stalled)
@@ -428,7 +443,7 @@ class BrokerNode:
             return
         if self._hits("broker_killed_after_commit", name):
             raise Killed
-        self.world.trace("committed", group.seq)
+        self.world.trace("committed" + self._which, group.seq)
         self._later(0.1 + 0.5 * self.chance.random(), "outcome", outcome)
 
     def _on_outcome(self, outcome: Outcome) -> None:
@@ -465,7 +480,9 @@ class BrokerNode:
         if isinstance(answer, LoadedTasks):
             self.world.checks.tasks_loaded(answer)
         luck, slow_ms = self._slow_reads.random(), 4_000.0 * self._slow_reads.random() ** 2
-        if luck < self._rate["slow_read"] and self.world.faults.strikes("slow_read", f"{self.life}.{read.request}"):
+        if luck < self._rate["slow_read"] and self.world.faults.strikes(
+            "slow_read", f"{self._prefix}{self.life}.{read.request}"
+        ):
             wait_ms += slow_ms
         self._later(wait_ms, "read", answer)
 
@@ -508,9 +525,9 @@ class Frames:
         assert worker is not None, topic
         node._crash_between_sends()
         if not worker.startswith(THIEF):
-            node.world.checks.sent(worker, body)
-        node.world.trace("b1>" + worker, body)
-        node.world.network.to_worker(worker, frame)
+            node.world.checks.sent(node, worker, body)
+        node.world.trace(f"{node.id}>{worker}", body)
+        node.world.network.to_worker(node, worker, frame)
         return True
 
     def grant(self, to: str) -> None:
@@ -520,8 +537,8 @@ class Frames:
         node = self._node
         node._crash_between_sends()
         node.world.network.note_batch(to, body)
-        node.world.checks.sent_level0(to, body)
-        node.world.trace("b1>" + to, body)
+        node.world.checks.sent_level0(node, to, body)
+        node.world.trace(f"{node.id}>{to}", body)
         node.world.network.to_peer(to, body)
         return True
 
@@ -552,7 +569,7 @@ class Troubles:
 _workflows: dict[str, Workflow] = {}
 
 
-def _compiled(row: Any) -> Workflow:
+def compiled(row: Any) -> Workflow:
     """Reading a workflow takes longer than simulating it."""
     known = _workflows.get(row.document)
     if known is None:
@@ -560,4 +577,4 @@ def _compiled(row: Any) -> Workflow:
     return msgspec.structs.replace(known, id=row.id)
 
 
-__all__ = ["BROKER", "HOST", "BrokerNode", "Killed", "Observed"]
+__all__ = ["HOST", "BrokerNode", "Killed", "Observed"]

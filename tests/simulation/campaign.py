@@ -31,6 +31,7 @@ class Broken(msgspec.Struct, frozen=True):
 class Sum(msgspec.Struct):
     session: str = "python"  # of the workers
     always: list[str] = []  # kinds of faults that every seed had
+    brokers: int = 1  # of every seed
     commits: list[str] = []
     ranges: list[tuple[int, int]] = []  # first seed and count; set when the campaign has ended
     seeds: int = 0
@@ -79,7 +80,9 @@ class Sum(msgspec.Struct):
             raise ValueError(f"its workers have the session {other.session}, and those before {self.session}")
         if self.ranges and other.always != self.always:
             raise ValueError(f"its seeds always had the faults {other.always}, and those before {self.always}")
-        self.session, self.always = other.session, other.always
+        if self.ranges and other.brokers != self.brokers:
+            raise ValueError(f"its seeds had {other.brokers} brokers, and those before {self.brokers}")
+        self.session, self.always, self.brokers = other.session, other.always, other.brokers
         for first, count in other.ranges:
             for ours, length in self.ranges:
                 if first < ours + length and ours < first + count:
@@ -106,15 +109,16 @@ def run(
     on_progress: Callable[[Sum], None] | None = None,
     driver: DriverCommand | None = None,
     always: frozenset[str] = frozenset(),
+    brokers: int = 1,
 ) -> Sum:
     """Run the seeds. `on_violation` may return the faults that suffice to reproduce it; the campaign continues.
 
     `driver`: the session of the workers; None: Python's, in the process of the simulation. `always`: kinds of faults
-    that every seed has.
+    that every seed has. `brokers`: their number in every seed.
     """
     began = time.monotonic()
-    total = Sum(session="python" if driver is None else driver.name, always=sorted(always))
-    for report in _reports(seeds, jobs, driver, always):
+    total = Sum(session="python" if driver is None else driver.name, always=sorted(always), brokers=brokers)
+    for report in _reports(seeds, jobs, functools.partial(run_seed, driver=driver, always=always, brokers=brokers)):
         total.add(report)
         if report.violation is not None:
             kept = None if on_violation is None else on_violation(report.seed, report.violation)
@@ -127,7 +131,9 @@ def run(
     return total
 
 
-def run_seed(seed: int, driver: DriverCommand | None = None, always: frozenset[str] = frozenset()) -> Report:
+def run_seed(
+    seed: int, driver: DriverCommand | None = None, always: frozenset[str] = frozenset(), brokers: int = 1
+) -> Report:
     """Run one seed. The report leaves out the trace and the list of faults, which are long."""
     global _since_collected
     if gc.isenabled():
@@ -135,7 +141,7 @@ def run_seed(seed: int, driver: DriverCommand | None = None, always: frozenset[s
         gc.freeze()
         gc.disable()
     began = time.process_time()
-    report = World(seed, drivers=_drivers(driver), always=always).run()
+    report = World(seed, drivers=_drivers(driver), always=always, brokers=brokers).run()
     _since_collected += 1
     if _since_collected >= COLLECT_EVERY:
         # All objects of a world refer to each other, so collecting pays only when a whole world is garbage.
@@ -160,14 +166,13 @@ def _drivers(driver: DriverCommand | None) -> Drivers | None:
     return None if driver is None else Drivers(driver)
 
 
-def _reports(seeds: range, jobs: int, driver: DriverCommand | None, always: frozenset[str]) -> Iterator[Report]:
-    run_one = functools.partial(run_seed, driver=driver, always=always)
+def _reports(seeds: range, jobs: int, run_one: functools.partial[Report]) -> Iterator[Report]:
     if jobs == 1:
         try:
             yield from map(run_one, seeds)
         finally:
             gc.enable()
-            drivers = _drivers(driver)
+            drivers = _drivers(run_one.keywords["driver"])
             if drivers is not None:
                 drivers.close()
         return

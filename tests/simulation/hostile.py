@@ -85,7 +85,7 @@ class Hostile:
         principal, for_ms = THIEF if node is None else self.principal_of(node), 15_000.0 * luck.random() ** 2
         self.revoked.add(principal)
         if node is not None and node.is_alive:
-            way = node.link.down
+            way = node.links["b1"].down
             way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
         self._change_grants()
         self.world.schedule.after(for_ms, self._admit, principal)

@@ -1,4 +1,4 @@
-"""The bus between one broker and its workers: what ZeroMQ and the network do to messages.
+"""The bus between the brokers and their workers: what ZeroMQ and the network do to messages.
 
 The model of ZeroMQ: a bound PUB drops messages for topics that its peer has not subscribed to yet, and the whole queue
 of a lost peer. A connected PUB keeps its queue while the broker is away and delivers it to the broker that starts next.
@@ -39,14 +39,17 @@ class Way:
 
 
 class Link:
-    """A worker process's two connections to the broker."""
+    """A worker process's two connections to one broker."""
 
-    def __init__(self, network: "Network", worker: "WorkerNode | PeerNode", worker_id: str) -> None:
+    def __init__(
+        self, network: "Network", broker: "BrokerNode", worker: "WorkerNode | PeerNode", worker_id: str
+    ) -> None:
+        self.broker = broker
         self.worker = worker
         self.id = worker_id
         self.life = worker.life
-        self.up = Way(network, f"{worker.name}.{worker.life}>b1")
-        self.down = Way(network, f"b1>{worker.name}.{worker.life}")
+        self.up = Way(network, f"{worker.name}.{worker.life}>{broker.id}")
+        self.down = Way(network, f"{broker.id}>{worker.name}.{worker.life}")
         self.joined = 0  # the life of the broker that has its subscription
         self.knows_subscription = False  # its own PUB has the broker's subscription, and queues from then on
         self.queue: list[bytes] = []
@@ -66,7 +69,7 @@ class Link:
 class Network:
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.links: dict[str, Link] = {}
+        self.links: dict[tuple[str, str], Link] = {}  # by broker and worker
         self.granted: dict[str, Link] = {}  # at level 0, by `to`
         faults = world.faults
         self._loss = faults.rate("loss", 0.30, 0.02)
@@ -81,15 +84,17 @@ class Network:
         self._stale = 0.5 if "stale_delivery" in faults.on else 0.0
         self._base_ms = 0.2 + 3.0 * faults.rates["loss"]
 
-    @property
-    def broker(self) -> "BrokerNode":
-        return self.world.broker
-
     # -- connecting ---------------------------------------------------------------------------------------------------
 
-    def connect(self, worker: "WorkerNode | PeerNode", worker_id: str, file: "WorkerFile | None" = None) -> Link:
+    def connect(
+        self,
+        worker: "WorkerNode | PeerNode",
+        worker_id: str,
+        broker: "BrokerNode",
+        file: "WorkerFile | None" = None,
+    ) -> Link:
         """`file`: the brokers' key that the worker uses first, and the endpoint it connects to; None: no keys."""
-        link = self.links[worker_id] = Link(self, worker, worker_id)
+        link = self.links[broker.id, worker_id] = Link(self, broker, worker, worker_id)
         if file is not None:
             link.key, link.place = file
             link.known_keys = {file.key}
@@ -105,47 +110,50 @@ class Network:
         link.tries += 1
         link.queue.clear()
         link.knows_subscription = False
-        if link.joined == self.broker.life and self.broker.is_alive:
+        broker = link.broker
+        if link.joined == broker.life and broker.is_alive:
             link.joined = 0
-            self.broker.post("vanished", link.id, link.worker.principal)
+            broker.post("vanished", link.id, link.worker.principal)
 
     def is_joined(self, link: Link) -> bool:
-        return self.broker.is_alive and link.joined == self.broker.life
+        return link.broker.is_alive and link.joined == link.broker.life
 
     def listener_bound(self, place: "Place") -> None:
         """The broker serves a key at this place. What was connected there is connected no longer."""
         for link in list(self.links.values()):
             if link.key is not None and link.place == place and self.is_joined(link):
                 link.joined = 0
-                self.broker.post("vanished", link.id, link.worker.principal)
+                link.broker.post("vanished", link.id, link.worker.principal)
                 self._join_soon(link, *RECONNECT_MS)
 
-    def broker_started(self) -> None:
+    def broker_started(self, broker: "BrokerNode") -> None:
         for link in self.links.values():
-            if not link.is_dead:
+            if link.broker is broker and not link.is_dead:
                 self._join_soon(link, *RECONNECT_MS)
 
     def worker_died(self, link: Link) -> None:
         link.is_dead = True
         link.queue.clear()
-        del self.links[link.id]
-        if self.broker.is_alive and link.joined == self.broker.life:
-            self.world.schedule.after(link.down.chance.random() * 5.0, self._vanish, link, self.broker.life)
+        broker = link.broker
+        del self.links[broker.id, link.id]
+        if broker.is_alive and link.joined == broker.life:
+            self.world.schedule.after(link.down.chance.random() * 5.0, self._vanish, link, broker.life)
 
     def _vanish(self, link: Link, life: int) -> None:
-        if self.broker.is_alive and self.broker.life == life:
+        broker = link.broker
+        if broker.is_alive and broker.life == life:
             if link.worker.at_level0:
-                self.broker.post("peer_gone", link)
+                broker.post("peer_gone", link)
             else:
-                self.broker.post("vanished", link.id, link.worker.principal)
+                broker.post("vanished", link.id, link.worker.principal)
 
     def _join_soon(self, link: Link, least_ms: float, most_ms: float) -> None:
         wait_ms = least_ms + (most_ms - least_ms) * link.up.chance.random()
-        self.world.schedule.after(wait_ms, self._join, link, self.broker.life, link.tries)
+        self.world.schedule.after(wait_ms, self._join, link, link.broker.life, link.tries)
 
     def _join(self, link: Link, life: int, tries: int) -> None:
         """The subscriptions have arrived in both directions. Queued messages follow."""
-        world, broker = self.world, self.broker
+        world, broker = self.world, link.broker
         if link.is_dead or not broker.is_alive or broker.life != life or link.joined == life:
             return
         if link.worker.at_level0 and (link.worker.is_busy or link.worker.is_paused):
@@ -166,7 +174,7 @@ class Network:
             broker.post("peer", link)
         else:
             broker.post("subscribed", link.id, link.worker.principal)
-            self.to_worker(link.id, world.broker.here_frame)
+            self.to_worker(broker, link.id, broker.here_frame)
         link.knows_subscription = True
         queue, link.queue = link.queue, []
         for frame in queue:
@@ -179,10 +187,10 @@ class Network:
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
-    def to_worker(self, worker_id: str, frame: bytes) -> None:
-        link = self.links.get(worker_id)
-        if link is not None and link.joined == self.broker.life:
-            self._carry(link, link.down, frame, self.broker.life)
+    def to_worker(self, broker: "BrokerNode", worker_id: str, frame: bytes) -> None:
+        link = self.links.get((broker.id, worker_id))
+        if link is not None and link.joined == broker.life:
+            self._carry(link, link.down, frame, broker.life)
 
     def grant(self, link: Link, to: str) -> None:
         link.to = to
@@ -195,23 +203,25 @@ class Network:
 
     def to_peer(self, to: str, body: bytes) -> None:
         link = self.granted.get(to)
-        if link is not None and not link.is_dead and link.to == to and link.joined == self.broker.life:
-            self._carry(link, link.down, topics.STEPS + body, self.broker.life)
+        if link is not None and not link.is_dead and link.to == to and link.joined == link.broker.life:
+            self._carry(link, link.down, topics.STEPS + body, link.broker.life)
 
     def to_broker(self, link: Link, frame: bytes) -> None:
         if link.is_dead or not link.knows_subscription:
             return
-        if not self.broker.is_alive or link.joined != self.broker.life:
+        broker = link.broker
+        if not broker.is_alive or link.joined != broker.life:
             if len(link.queue) < QUEUE_MAX:
                 link.queue.append(frame)
             return
-        self._carry(link, link.up, frame, self.broker.life)
+        self._carry(link, link.up, frame, broker.life)
 
     def to_broker_later(self, link: Link, frame: bytes) -> None:
         """Let a frame arrive after the end of its sender's subscription."""
-        if link.joined == self.broker.life and self.broker.is_alive and link.knows_subscription:
+        broker = link.broker
+        if link.joined == broker.life and broker.is_alive and link.knows_subscription:
             later_ms = 6.0 + 40.0 * link.up.chance.random()
-            self._arrive_at(link, link.up, frame, self.broker.life, self.world.now + later_ms, keeps_order=True)
+            self._arrive_at(link, link.up, frame, broker.life, self.world.now + later_ms, keeps_order=True)
 
     def _carry(self, link: Link, way: Way, frame: bytes, life: int) -> None:
         world = self.world
@@ -256,7 +266,7 @@ class Network:
             self.world.schedule.at(at_ms, self._reach_worker, link, frame, link.tries)
 
     def _reach_broker(self, link: Link, frame: bytes, life: int) -> None:
-        broker, world = self.broker, self.world
+        broker, world = link.broker, self.world
         if life in (0, broker.life) and broker.is_alive:
             broker.post("message", frame, link.worker.principal)
         elif not link.is_dead:

@@ -66,7 +66,7 @@ class PeerNode:
         self._at: RunningAtLevel0 | None = None
         self.id = f"{self.name}.{self.life}"
         self.world.trace("peer_started", self.id)
-        self.link = self.world.network.connect(self, self.id)
+        self.links = {broker.id: self.world.network.connect(self, self.id, broker) for broker in self.world.brokers}
 
     @property
     def principal(self) -> str:
@@ -82,7 +82,8 @@ class PeerNode:
         if self._at is not None:
             world.checks.handler_ended(self._at, None)
             self._at = None
-        world.network.worker_died(self.link)
+        for link in self.links.values():
+            world.network.worker_died(link)
         down_ms = 100.0 + 4_000.0 * self.chance.random() ** 2
         if world.faults.is_over or world.restarts_workers:
             world.schedule.after(down_ms, self.start)
@@ -225,5 +226,7 @@ class PeerNode:
             )
 
     def _send(self, body: bytes) -> None:
-        self.world.trace(self.id + ">b1", body)
-        self.world.network.to_broker(self.link, topics.RESULTS + body)
+        """Send to all brokers: an answer names no broker."""
+        self.world.trace(f"{self.id}>{'+'.join(self.links)}", body)
+        for link in self.links.values():
+            self.world.network.to_broker(link, topics.RESULTS + body)

@@ -28,6 +28,7 @@ from . import flows
 from .worker_node import HANDLERS
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .world import World
 
 PATIENCE_MS: Final = 8_000.0
@@ -35,14 +36,24 @@ LOOK_AGAIN_MS: Final = 5_000.0
 
 
 class Asking:
-    """One request over the connection to the broker. Its answer may be lost."""
+    """One request over the connection to a broker. Its answer may be lost."""
 
-    def __init__(self, world: "World", chance: Random, make: Callable[[int], Any], then: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        world: "World",
+        chance: Random,
+        make: Callable[[int], Any],
+        then: Callable[[Any], None],
+        at: "Callable[[], BrokerNode | None] | None" = None,
+    ) -> None:
+        """`at`: the broker that is asked, chosen when the request leaves; None: any."""
         self.world = world
+        self._at = at
         self._make = make
         self._then = then
         self._is_over = False
         self._request: int | None = None
+        self._broker: BrokerNode | None = None
         self._life = -1
         self._gone = chance.random() < world.people.gone_rate and world.faults.strikes(
             "client_gone", world.people.next_number()
@@ -53,9 +64,12 @@ class Asking:
 
     def _arrive(self) -> None:
         if not self._is_over:
-            broker = self.world.broker
-            self._life = broker.life
-            self._request = broker.ask(self._make, self._answered)
+            self._broker = self.world.any_broker() if self._at is None else self._at()
+            if self._broker is None:
+                self._answered(None)
+                return
+            self._life = self._broker.life
+            self._request = self._broker.ask(self._make, self._answered)
 
     def _answered(self, answer: Answer | None) -> None:
         if not self._is_over:
@@ -65,8 +79,8 @@ class Asking:
     def _lose_patience(self) -> None:
         if not self._is_over:
             self._is_over = True
-            broker = self.world.broker
-            if self._request is not None and broker.is_alive and broker.life == self._life:
+            broker = self._broker
+            if self._request is not None and broker is not None and broker.is_alive and broker.life == self._life:
                 broker.forget(self._request)
             self._then(None)
 
@@ -108,7 +122,8 @@ class People:
 
     def begin(self, phase_ms: float) -> None:
         for index in dict.fromkeys(self._flows):
-            self._apply(index)
+            for broker in self.world.brokers:
+                self._apply(index, broker)
         made = 0
         while made < self._tasks:
             # Mostly early, so that faults occur while there is work.
@@ -121,19 +136,40 @@ class People:
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
-    def _apply(self, index: int) -> None:
+    def _apply(self, index: int, broker: "BrokerNode") -> None:
+        """Apply a workflow at this broker, which knows none that another broker stored since its start."""
         workflow = flows.workflow(index)
+
+        def at() -> "BrokerNode":
+            return broker
 
         def answered(answer: Any) -> None:
             if isinstance(answer, Applied):
                 self._applied.add(index)
+                if len(self.world.brokers) > 1:
+                    self._activate(index, broker)
+                    return
                 if self.chance.random() < 0.2:
                     named = (workflow.namespace, workflow.name, workflow.version)
-                    Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), lambda _: None)
+                    Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), lambda _: None, at)
             else:
-                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._apply, index)
+                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._apply, index, broker)
 
-        Asking(self.world, self.chance, lambda r: ApplyWorkflow(r, workflow), answered)
+        Asking(self.world, self.chance, lambda r: ApplyWorkflow(r, workflow), answered, at)
+
+    def _activate(self, index: int, broker: "BrokerNode") -> None:
+        """Activate a workflow at a broker that may have met it in the database: only the first apply activates it."""
+        workflow = flows.workflow(index)
+        named = (workflow.namespace, workflow.name, workflow.version)
+
+        def at() -> "BrokerNode":
+            return broker
+
+        def answered(answer: Any) -> None:
+            if not isinstance(answer, Applied):
+                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._activate, index, broker)
+
+        Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), answered, at)
 
     # -- submissions --------------------------------------------------------------------------------------------------
 
@@ -237,7 +273,7 @@ class People:
 
         def again() -> None:
             if not state["over"]:
-                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), answered)
+                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), answered, self._owner(task_id))
 
         again()
 
@@ -267,24 +303,28 @@ class People:
         task_id = self.known[int(luck * len(self.known))]
         match kind:
             case "operator_cancel":
-                self.command(lambda r: CancelTask(r, task_id, "an operator decided it"))
+                self.command_on(task_id, lambda r: CancelTask(r, task_id, "an operator decided it"))
             case "operator_drain":
                 worker = world.workers[int(luck * world.on_bus)]
                 if worker.is_alive:
                     world.quieted.add(worker.id)
-                    self.command(lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5))  # type: ignore[misc]
+                    self.command(
+                        lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5),  # type: ignore[misc]
+                        self._home(worker.number),
+                    )
             case "operator_pause":
-                self.command(lambda r: PauseTask(r, task_id))
-                world.schedule.after(500.0 + 20_000.0 * chance.random(), self.command, lambda r: ResumeTask(r, task_id))
+                self.command_on(task_id, lambda r: PauseTask(r, task_id))
+                paused_ms = 500.0 + 20_000.0 * chance.random()
+                world.schedule.after(paused_ms, self.command_on, task_id, lambda r: ResumeTask(r, task_id))
             case "operator_retry":
                 new_key = chance.random() < 0.3
-                self.command(lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
+                self.command_on(task_id, lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
             case "operator_retry_from":
                 task_id = world.checks.books.task_between_attempts(luck) or task_id
                 workflow = world.checks.books.workflow_of(task_id)
                 step = chance.choice(workflow.steps).name
                 again, new_key = chance.random() < 0.5, chance.random() < 0.3
-                self.command(lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
+                self.command_on(task_id, lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
             case "operator_resolve":
                 for step_id in world.checks.books.held_steps()[:3]:
                     self.resolve(step_id)
@@ -301,11 +341,12 @@ class People:
         if self.world.faults.strikes("operator_breaker", number):
             handler = HANDLERS[int(luck * len(HANDLERS))]
             state: Any = "open" if luck * 100 % 1 < 0.6 else "closed"
-            self.command(lambda r: SetBreaker(r, handler, state, "an operator decided it"))
-            self.world.schedule.after(500.0 + 9_000.0 * size, self._release_breaker, handler)
+            home = self._home(HANDLERS.index(handler))
+            self.command(lambda r: SetBreaker(r, handler, state, "an operator decided it"), home)
+            self.world.schedule.after(500.0 + 9_000.0 * size, self._release_breaker, handler, home)
 
-    def _release_breaker(self, handler: str) -> None:
-        self.command(lambda r: SetBreaker(r, handler, "auto"))
+    def _release_breaker(self, handler: str, at: "Callable[[], BrokerNode]") -> None:
+        self.command(lambda r: SetBreaker(r, handler, "auto"), at)
 
     def _plan_erasures(self, phase_ms: float) -> None:
         world, chance = self.world, Random(f"{self.world.seed}/operator_erase")
@@ -320,9 +361,9 @@ class People:
             return
         task_id = self.known[int(luck * len(self.known))]
         if luck * 100 % 1 < 0.5:
-            self.command(lambda r: CancelTask(r, task_id, "to erase it"))
-        self.command(lambda r: EraseTask(r, task_id, "a customer asked for it"))
-        self.world.schedule.after(4_000.0, self.command, lambda r: EraseTask(r, task_id, "asked again"))
+            self.command_on(task_id, lambda r: CancelTask(r, task_id, "to erase it"))
+        self.command_on(task_id, lambda r: EraseTask(r, task_id, "a customer asked for it"))
+        self.world.schedule.after(4_000.0, self.command_on, task_id, lambda r: EraseTask(r, task_id, "asked again"))
 
     def _plan_records(self, phase_ms: float) -> None:
         """In one world of ten, actions outside of the core leave rows of the audit."""
@@ -336,9 +377,22 @@ class People:
             self.world.broker.post("event", ActionNoticed("process", "file", "token_added", "token ci"))
         Asking(self.world, chance, lambda r: RecordAction(r, action="record_backup"), lambda _: None)
 
-    def command(self, make: Callable[[int], Any]) -> None:
+    def command(self, make: Callable[[int], Any], at: "Callable[[], BrokerNode | None] | None" = None) -> None:
         self._unanswered += 1
-        Asking(self.world, self.chance, make, self._command_answered)
+        Asking(self.world, self.chance, make, self._command_answered, at)
+
+    def command_on(self, task_id: int, make: Callable[[int], Any]) -> None:
+        self.command(make, self._owner(task_id))
+
+    def _owner(self, task_id: int) -> "Callable[[], BrokerNode | None]":
+        """The broker that owns the lane of this task when the request leaves."""
+        return lambda: self.world.owner_of(task_id)
+
+    def _home(self, number: int) -> "Callable[[], BrokerNode]":
+        """The broker that gets every command on this worker or handler: a broker knows no control that an operator has
+        set at another one since its start."""
+        brokers = self.world.brokers
+        return lambda: brokers[number % len(brokers)]
 
     def _command_answered(self, answer: Answer | None) -> None:
         self._unanswered -= 1
@@ -348,7 +402,7 @@ class People:
         new_key = outcome == "retry" and self.chance.random() < 0.3
         output = Raw(b'{"n":1}') if outcome == "completed" and self.chance.random() < 0.5 else None
         message = "it did not" if outcome == "failed" else ""
-        self.command(lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
+        self.command_on(step_id, lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -359,11 +413,11 @@ class People:
             self.resolve(step_id)
         for row in self.world.tables.open_tasks:
             if row.state == "paused":
-                self.command(lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
-        broker = self.world.broker
-        for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
-            if guard.breaker.is_forced:
-                self._release_breaker(guard.handler_class)
+                self.command_on(row.id, lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
+        for broker in self.world.brokers:
+            for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
+                if guard.breaker.is_forced:
+                    self._release_breaker(guard.handler_class, lambda b=broker: b)  # type: ignore[misc]
         if not checks.books.is_closing:
             self.world.schedule.after(4_000.0, self.tidy)
 

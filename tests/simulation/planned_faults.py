@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from stepwire.worker.socket_thread import DRAIN_MS
 
+from .broker_node import BrokerNode
 from .faults import LEVEL0_KINDS
 from .peer_node import PeerNode
 from .worker_node import WorkerNode
@@ -54,22 +55,29 @@ class PlannedFaults:
         if self.world.faults.strikes(kind, number):
             strike(luck, size)
 
+    def _broker(self, luck: float) -> BrokerNode:
+        """One of the brokers. The same number may also decide how long a fault lasts."""
+        brokers = self.world.brokers
+        return brokers[int(luck * 97 % 1 * len(brokers))]
+
     def _kill_broker(self, luck: float, size: float) -> None:
-        if self.world.broker.is_alive:
-            self.world.broker.kill()
+        broker = self._broker(luck)
+        if broker.is_alive:
+            broker.kill()
 
     def _stop_broker(self, luck: float, size: float) -> None:
-        self.world.broker.drain_and_stop()
+        self._broker(luck).drain_and_stop()
 
     def _pause_broker(self, luck: float, size: float) -> None:
+        broker = self._broker(luck)
         if self.world.focus is not None and self.world.focus.pause_ms is not None:
             least_ms, most_ms = self.world.focus.pause_ms
-            self.world.broker.pause(least_ms + (most_ms - least_ms) * size)
+            broker.pause(least_ms + (most_ms - least_ms) * size)
         else:
-            self.world.broker.pause(300.0 + (5_000.0 if luck < 0.5 else 85_000.0) * size**2)
+            broker.pause(300.0 + (5_000.0 if luck < 0.5 else 85_000.0) * size**2)
 
     def _jump(self, luck: float, size: float) -> None:
-        hosts = [self.world.broker, *self.world.workers]
+        hosts = [self._broker(luck), *self.world.workers]
         hosts[int(luck * 2) * int(luck * len(hosts))].clock.jump(int(7_200_000 * (size - 0.5)), self.world.now)
 
     def _worker(self, luck: float) -> WorkerNode:
@@ -105,17 +113,19 @@ class PlannedFaults:
         if worker.is_alive:
             gone = msgspec.json.encode({"type": "gone", "v": "2.0", "worker": worker.id})
             worker.kill()
-            self.world.schedule.after(
-                50.0 * size, self.world.broker.post, "message", b"workers " + gone, worker.principal
-            )
+            for broker in self.world.brokers:
+                self.world.schedule.after(50.0 * size, broker.post, "message", b"workers " + gone, worker.principal)
 
     def _cut(self, luck: float, size: float) -> None:
         worker = self._worker(luck)
-        if worker.is_alive and self.world.focus is not None and self.world.focus.cut_ms is not None:
+        if not worker.is_alive:
+            return
+        link = worker.links[self._broker(luck).id]
+        if self.world.focus is not None and self.world.focus.cut_ms is not None:
             least_ms, most_ms = self.world.focus.cut_ms
-            worker.link.up.cut_until_ms = self.world.now + least_ms + (most_ms - least_ms) * size
-        elif worker.is_alive:
-            for way in (worker.link.up, worker.link.down)[int(size * 10) % 3 // 2 :][: 1 + int(size * 100) % 2]:
+            link.up.cut_until_ms = self.world.now + least_ms + (most_ms - least_ms) * size
+        else:
+            for way in (link.up, link.down)[int(size * 10) % 3 // 2 :][: 1 + int(size * 100) % 2]:
                 way.cut_until_ms = self.world.now + 1_000.0 + 39_000.0 * size**2
 
     def _cut_after_start(self, life: int, worker: int, size: float) -> None:
@@ -123,21 +133,20 @@ class PlannedFaults:
             self._cut((worker + 0.5) / len(self.world.workers), size)
 
     def _fill_disk(self, luck: float, size: float) -> None:
-        self.world.broker.trouble_until_ms, self.world.broker.trouble_code = (
-            self.world.now + 60_000.0 * size**2,
-            "disk_full",
-        )
+        self._trouble("disk_full", 60_000.0 * size**2)
 
     def _lock_database(self, luck: float, size: float) -> None:
-        self.world.broker.trouble_until_ms, self.world.broker.trouble_code = (
-            self.world.now + 15_000.0 * size,
-            "database_locked",
-        )
+        self._trouble("database_locked", 15_000.0 * size)
 
-    def broker_started(self) -> None:
+    def _trouble(self, code: str, for_ms: float) -> None:
+        """The database refuses every write for a while."""
+        for broker in self.world.brokers:
+            broker.trouble_until_ms, broker.trouble_code = self.world.now + for_ms, code
+
+    def broker_started(self, broker: BrokerNode) -> None:
         """Cut workers off soon after every second start, where the focus requires it."""
-        if self.world.focus is not None and self.world.focus.cuts_after_start and self.world.broker.life % 2 == 0:
-            chance = Random(f"{self.world.seed}/cuts/{self.world.broker.life}")
+        if self.world.focus is not None and self.world.focus.cuts_after_start and broker.life % 2 == 0:
+            chance = Random(f"{self.world.seed}/cuts/{broker.life}")
             for i in range(len(self.world.workers)):
                 wait_ms, size = 1_500.0 + 3_000.0 * chance.random(), chance.random()
-                self.world.schedule.after(wait_ms, self._cut_after_start, self.world.broker.life, i, size)
+                self.world.schedule.after(wait_ms, self._cut_after_start, broker.life, i, size)

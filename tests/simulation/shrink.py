@@ -11,9 +11,11 @@ from .world import World
 RUNS_MAX: Final = 400
 
 
-def shrink(seed: int, drivers: Drivers | None = None, always: frozenset[str] = frozenset()) -> tuple[list[str], int]:
+def shrink(
+    seed: int, drivers: Drivers | None = None, always: frozenset[str] = frozenset(), brokers: int = 1
+) -> tuple[list[str], int]:
     """Return the faults that suffice to break the same promise, and the number of runs that took."""
-    first = World(seed, drivers=drivers, always=always).run()
+    first = World(seed, drivers=drivers, always=always, brokers=brokers).run()
     assert first.violation is not None, f"seed {seed} does not fail"
     promise = _promise(first.violation)
     runs = 1
@@ -21,7 +23,7 @@ def shrink(seed: int, drivers: Drivers | None = None, always: frozenset[str] = f
     def fails(kept: list[str]) -> bool:
         nonlocal runs
         runs += 1
-        violation = World(seed, frozenset(kept), drivers=drivers, always=always).run().violation
+        violation = World(seed, frozenset(kept), drivers=drivers, always=always, brokers=brokers).run().violation
         return violation is not None and _promise(violation) == promise
 
     kept = list(dict.fromkeys(first.fired))

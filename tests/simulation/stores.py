@@ -3,17 +3,18 @@ shipped lane, one attempt at a time, and the checkers read `tables`.
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep
 from stepwire_broker.core.model.commit_group import AuditNew, Parked, TaskNew
+from stepwire_broker.store import stored_audit
 from stepwire_broker.store.lane import Rows, Trouble
-from stepwire_broker.store.sqlite import audit
 from stepwire_broker.store.sqlite.database import begin_epoch
 from stepwire_broker.store.sqlite.migrate import migrate
 from stepwire_broker.store.sqlite.queries import SqliteQueries
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 from stepwire_broker.store.sqlite.troubles import trouble_of as sqlite_trouble
 from stepwire_broker.store.sqlite.writer import SqliteWriter
 
@@ -24,7 +25,7 @@ from tests.memory_store.writer import CannotWriteNow, MemoryWriter, SyncFailed
 from tests.memory_store.writer import trouble_of as memory_trouble
 
 Refuses = Callable[[Rows], None]
-OnCommit = Callable[[list[Rows], list[AuditNew]], None]
+OnCommit = Callable[[int, list[Rows], list[AuditNew]], None]  # with the number of the lane
 NOWHERE: Final = Path("/nonexistent/state.db")
 
 
@@ -37,11 +38,13 @@ class MemoryStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
-        """Return what the core starts from, and the writer of each lane."""
-        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
-        writers = {t.lane: MemoryWriter(self.tables, opened.epoch, lane=t.lane) for t in opened.lanes}
-        return opened, {n: Observed(writer, self._refuses, self._on_commit) for n, writer in writers.items()}
+    def open(
+        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
+    ) -> tuple[Opened, dict[int, "Observed"]]:
+        """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
+        writers = {taken.lane: MemoryWriter(self.tables, taken.lane) for taken in opened.lanes}
+        return opened, {n: Observed(n, writer, self._refuses, self._on_commit) for n, writer in writers.items()}
 
     def differences(self) -> list[str]:
         return []
@@ -60,13 +63,15 @@ class SqliteStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
+    def open(
+        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
+    ) -> tuple[Opened, dict[int, "Observed"]]:
         lane, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
         writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane), beside[lane.id].writer)
-        return opened, {lane.id: Observed(writer, self._refuses, self._on_commit, sqlite_trouble)}
+        return opened, {lane.id: Observed(lane.id, writer, self._refuses, self._on_commit, sqlite_trouble)}
 
     def differences(self) -> list[str]:
         """Where SQLite's rows differ from the rows in memory."""
@@ -93,7 +98,11 @@ class SqliteStore:
                 self.connection.execute("SELECT number, lane, reserved FROM blocks ORDER BY number").fetchall(),
             ),
             ("keys", _keys(self.tables), _sqlite_keys(self.connection)),
-            ("audit", [tuple(row) for row in self.tables.audit], [tuple(row) for row in audit.rows(self.connection)]),
+            (
+                "audit",
+                [tuple(row) for row in self.tables.audit],
+                [tuple(row) for row in stored_audit.rows(SqliteState(self.connection))],
+            ),
         ):
             if ours != theirs:
                 wrong = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
@@ -156,7 +165,8 @@ class BothQueries:
 class Observed:
     """A writer that reports each committed row at the instant it is durable, and whose database may fail."""
 
-    def __init__(self, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+    def __init__(self, lane: int, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+        self._lane = lane
         self.writer = self._writer = writer
         self._refuses = refuses
         self._on_commit = on_commit
@@ -200,7 +210,7 @@ class Observed:
         self._writer.commit()
         rows, self._rows = self._rows, []
         audit_rows, self._audit = self._audit, []
-        self._on_commit(rows, audit_rows)
+        self._on_commit(self._lane, rows, audit_rows)
 
     def trouble(self, error: Exception) -> Trouble:
         if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):

@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SEEDS = int(os.environ.get("STEPWIRE_SEEDS", "2000"))
 ON_SQLITE = 60
+OF_SEVERAL = 40  # seeds with two brokers, and with three
 SEEDS_FOR_A_BUG = 400  # a noted seed that no longer finds its bug is replaced within this many seeds
 STALE_MAX = 12  # such seeds: each costs up to 20 s
 
@@ -39,6 +40,13 @@ def test_sqlite_and_memory_hold_and_answer_the_same() -> None:
     for seed in range(10_000, 10_000 + ON_SQLITE):
         report = World(seed, is_sqlite=True).run()
         assert report.violation is None, (seed, report.violation)
+
+
+@pytest.mark.parametrize("brokers", [2, 3])
+def test_no_seed_with_several_brokers_breaks_a_promise(brokers: int) -> None:
+    total = campaign.run(range(20_000, 20_000 + OF_SEVERAL), jobs=1, brokers=brokers)
+    assert total.violations == []
+    assert all(total.figures[name] > 0 for name in ("runs", "runs again", "held"))
 
 
 def test_a_seed_produces_the_same_run_under_any_hash_seed() -> None:
@@ -71,6 +79,12 @@ def test_the_parts_of_a_campaign_add_up_to_the_whole_campaign() -> None:
     assert (merged.seeds, merged.events, merged.figures) == (whole.seeds, whole.events, whole.figures)
     assert merged.counts == whole.counts
     assert merged.faults == whole.faults > 0
+
+
+def test_campaigns_with_different_numbers_of_brokers_are_not_added_up() -> None:
+    merged = campaign.run(range(1), jobs=1)
+    with pytest.raises(ValueError, match="had 2 brokers"):
+        merged.merge(campaign.run(range(1, 2), jobs=1, brokers=2))
 
 
 def test_a_hostile_campaign_has_the_thief_in_every_seed_and_is_not_added_to_another() -> None:
@@ -154,7 +168,7 @@ def test_a_seed_that_fails_is_shrunk_to_few_faults_that_fail_too() -> None:
 def test_a_recorded_run_that_once_failed_does_not_fail_again(case: Path) -> None:
     story: dict[str, Any] = json.loads(case.read_text())
     kept = None if story["kept"] is None else frozenset(story["kept"])
-    assert World(story["seed"], kept).run().violation is None
+    assert World(story["seed"], kept, brokers=story.get("brokers", 1)).run().violation is None
 
 
 def test_a_fault_left_out_does_not_strike_and_changes_nothing_before_it() -> None:

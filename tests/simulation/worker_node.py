@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from stepwire.actions import CancelRun, Connect, Disconnect, Log, Quit, Rebuild, ResultTooLarge, Run, Send
+from stepwire.actions import Link as ConfiguredLink
 from stepwire.errors import OutcomeUnknown, Permanent, Retry, StepError
 from stepwire.handler import Handler, completed, failed, make_handler, stopped
 from stepwire.runners.run_slots import RunSlots
 from stepwire.session import Config, Offer, Session
 from stepwire.worker.socket_thread import DRAIN_MS, EXPEL_MS
-from stepwire_protocol import codec
+from stepwire_protocol import codec, topics
 from stepwire_protocol.messages import Item, Result, ResultMetadata
 
 from .broker_node import HOST, MISSTATED
 from .clock import Clock
 
 if TYPE_CHECKING:
+    from .network import Link
     from .world import World
 
+RESULTS_AT: Final = topics.results_to("")[:-1]
 HANDLERS: Final = tuple(f"h{i}" for i in range(4))
 
 
@@ -133,17 +136,24 @@ class WorkerNode:
             pid=self.pid,
             pid_started=MISSTATED if self.misstates_start else 1 + self.life,
             proof=self.proof,
-            links=world.server_keys.links_of(self, self.key_file),
+            links=self._configured_links(),
             curve=self.key_file is not None,
         )
         self.session, self.run_slots = self.new_session(config)
         self.ended_ms: deque[float] = deque(maxlen=100)  # when the latest runs ended
         self._wakes = 0
         self._wake_at = float("inf")
-        self.link = world.network.connect(self, self.id, self.key_file)
+        self.links = {
+            broker.id: world.network.connect(self, self.id, broker, self.key_file) for broker in world.brokers
+        }
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
+
+    @property
+    def link(self) -> "Link":
+        """The connection to the first broker: of workers whose brokers have keys."""
+        return self.links["b1"]
 
     @property
     def principal(self) -> str:
@@ -153,6 +163,12 @@ class WorkerNode:
         """The session and the run slots of a new process."""
         chance = Random(f"{self.world.seed}/{self.id}")
         return Session(config, chance.random), RunSlots(self.slots, self.offers)
+
+    def _configured_links(self) -> tuple[ConfiguredLink, ...]:
+        """The endpoints of several brokers. Of one broker they are configured only where its key matters."""
+        if len(self.world.brokers) == 1:
+            return self.world.server_keys.links_of(self, self.key_file)
+        return tuple(link_to(broker.id) for broker in self.world.brokers)
 
     def new_id(self) -> str | None:
         return f"{self.name}:{self.chance.getrandbits(64):016x}"
@@ -175,7 +191,8 @@ class WorkerNode:
         for running in self.running.values():
             running.has_ended = True
             self.world.checks.handler_ended(running, None)
-        self.world.network.worker_died(self.link)
+        for link in self.links.values():
+            self.world.network.worker_died(link)
 
     def pause(self, for_ms: float) -> None:
         if self.is_alive and not self.is_paused:
@@ -300,13 +317,23 @@ class WorkerNode:
 
     def _send(self, action: Send) -> None:
         self.world.checks.worker_sent(self, action.body)
-        self.world.trace(self.id + ">b1", action.body)
+        links = self._links_of(action.topic)
+        self.world.trace(f"{self.id}>{'+'.join(link.broker.id for link in links)}", action.body)
         frame = action.topic + action.body
         if action.body.startswith(b'{"type":"hello"') and self._dies_after_hello():
-            self.world.network.to_broker_later(self.link, frame)
+            for link in links:
+                self.world.network.to_broker_later(link, frame)
             self.world.schedule.after(0.0, self._kill_in, self.life)
         else:
-            self.world.network.to_broker(self.link, frame)
+            for link in links:
+                self.world.network.to_broker(link, frame)
+
+    def _links_of(self, topic: bytes) -> "list[Link]":
+        """The connections to the brokers that have subscribed to this topic."""
+        if topic.startswith(RESULTS_AT):
+            link = self.links.get(topic[len(RESULTS_AT) : -1].decode())
+            return [] if link is None else [link]
+        return list(self.links.values())
 
     def _dies_after_hello(self) -> bool:
         luck = self._hellos.random()
@@ -353,18 +380,25 @@ class WorkerNode:
             self._later(5.0 + 50.0 * self.chance.random(), "stop", running)
 
     def _connect(self, action: Connect) -> None:
-        """Connect with another key of the broker."""
-        assert self.key_file is not None, f"there is one broker: {action}"
+        """Connect with another key of the broker, or to a broker that another one has listed."""
+        if self.key_file is None:
+            self._link_again(action.link)
+            return
         self.link.key = action.server_key or self.key_file.key
         self.world.trace("worker_key", f"{self.id} {self.link.key}")
         self.world.network.reconnect(self.link)
 
     def _disconnect(self, action: Disconnect) -> None:
-        assert self.key_file is not None, f"there is one broker: {action}"
-        self.world.network.disconnect(self.link)
+        self.world.network.disconnect(self.links[_broker_at(action.link)])
 
     def _rebuild(self, action: Rebuild) -> None:
-        self.world.network.reconnect(self.link)
+        self._link_again(action.link)
+
+    def _link_again(self, configured: ConfiguredLink) -> None:
+        """Build new sockets for this pair of endpoints."""
+        link = self.links.get(_broker_at(configured))
+        if link is not None:
+            self.world.network.reconnect(link)
 
     def _quit(self, action: Quit) -> None:
         self._leave()
@@ -521,6 +555,16 @@ _ON: Final[dict[str, Callable[..., None]]] = {
     name.removeprefix("_on_"): on for name, on in vars(WorkerNode).items() if name.startswith("_on_")
 }
 _handlers: dict[str, Handler] = {}
+
+
+def link_to(broker: str) -> ConfiguredLink:
+    return ConfiguredLink(f"tcp://{broker}:7411", f"tcp://{broker}:7412")
+
+
+def _broker_at(link: ConfiguredLink) -> str:
+    """The broker at these endpoints, whose host has its name. Others are a proxy of the first broker."""
+    host = link.steps.removeprefix("tcp://").partition(":")[0]
+    return "b1" if host == "proxy" else host
 
 
 def _with_stderr(result: Result, text: str) -> Result:

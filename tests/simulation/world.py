@@ -1,4 +1,4 @@
-"""One seed: a broker, its database, workers and people, and faults among them.
+"""One seed: one to three brokers, their database, workers and people, and faults among them.
 
 Then all faults stop, and every task must end.
 """
@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
+from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.definitions.settings import (
     BatchSettings,
     BusSettings,
@@ -29,7 +30,7 @@ from .broker_node import BrokerNode
 from .checks import Checks, Violation
 from .clock import Endless, Schedule
 from .driven import DrivenNode, Drivers
-from .faults import BREAKER_KINDS, Faults
+from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .hostile import Hostile
 from .network import Network
@@ -83,10 +84,11 @@ class World:
         drivers: Drivers | None = None,
         always: frozenset[str] = frozenset(),
         lanes: int | None = None,
+        brokers: int = 1,
     ) -> None:
         """`drivers`: the sessions of the workers on the bus; None: Python's, in this process. `always`: kinds of faults
         that every seed has. `lanes`: the number of lanes of a database in memory; None: the seed decides. SQLite has
-        one."""
+        one. `brokers`: with several, the database is in memory, and the parts that know one broker only are off."""
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
@@ -99,6 +101,9 @@ class World:
         self.lines: list[str] = []
         self.settings = self._settings()
         self._level0 = Random(f"{seed}/level0")
+        is_alone = brokers == 1
+        if not is_alone:
+            self.faults.on -= {*HOSTILE_KINDS, *KEY_KINDS}
         peers = 0 if self.focus is not None else self._level0.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 3))
         self.flows_count = COUNT
         if peers:
@@ -107,11 +112,11 @@ class World:
         self.settings = self.breakers.settings(self.settings)
         if not self.breakers.is_on:
             self.faults.on -= set(BREAKER_KINDS)
-        self.quotas = Quotas(self, is_possible=self.focus is None)
+        self.quotas = Quotas(self, is_possible=self.focus is None and is_alone)
         self.settings = self.quotas.settings(self.settings)
-        self.routes = Routes(self, is_possible=self.focus is None and not peers)
+        self.routes = Routes(self, is_possible=self.focus is None and not peers and is_alone)
         self.settings = self.routes.settings(self.settings)
-        self.server_keys = ServerKeys(self, is_possible=not peers)
+        self.server_keys = ServerKeys(self, is_possible=not peers and is_alone)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
         if self.focus is not None and self.focus.refused_rate is not None:
             self._refused_rate = self.focus.refused_rate
@@ -121,8 +126,10 @@ class World:
         on_sqlite = self.chance.random() < 0.2
         self.checks = Checks(self)
         by_seed = Random(f"{seed}/lanes").choice(LANES)
+        if not is_alone:
+            by_seed = brokers * (1 + by_seed % 2)
         self.store: Any
-        if on_sqlite if is_sqlite is None else is_sqlite:
+        if is_alone and (on_sqlite if is_sqlite is None else is_sqlite):
             self.store = SqliteStore(self._refuse, self.checks.committed)
         else:
             self.store = MemoryStore(self._refuse, self.checks.committed, by_seed if lanes is None else lanes)
@@ -131,7 +138,9 @@ class World:
         self.restarts_workers = self.chance.random() < 0.8
         self.hostile = Hostile(self)
         self.network = Network(self)
-        self.broker = BrokerNode(self)
+        self.brokers = [BrokerNode(self, i, self._lanes_of(i, brokers)) for i in range(brokers)]
+        self.broker = self.brokers[0]
+        self._askers = Random(f"{seed}/askers")
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:
             workers = 2 + workers % 2
@@ -187,11 +196,16 @@ class World:
         self.flows_count += 2 * AT_LEVEL0 if level0.at_most_once else AT_LEVEL0
         return msgspec.structs.replace(settings, bus=msgspec.structs.replace(settings.bus, level0=level0))
 
-    def settings_of_next_start(self) -> Settings:
+    def _lanes_of(self, number: int, brokers: int) -> list[int] | None:
+        """The lanes that this broker owns. None: all."""
+        lanes = sorted(self.tables.lanes)
+        return None if brokers == 1 else lanes[number::brokers]
+
+    def settings_of_next_start(self, broker: BrokerNode) -> Settings:
         """Each start may have another lease, while workers still use the one before."""
         lease_ms = self.chance.choice(self.leases_ms)
         if self.focus is not None and self.focus.leases_ms is not None:
-            lease_ms = self.focus.leases_ms[(self.broker.life - 1) % len(self.focus.leases_ms)]
+            lease_ms = self.focus.leases_ms[(broker.life - 1) % len(self.focus.leases_ms)]
         return msgspec.structs.replace(self.settings, bus=msgspec.structs.replace(self.settings.bus, lease_ms=lease_ms))
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -223,7 +237,8 @@ class World:
 
     def _run(self) -> None:
         schedule = self.schedule
-        self.broker.start()
+        for broker in self.brokers:
+            broker.start()
         for worker in self.workers[: self.on_bus]:
             schedule.after(200.0 * self.chance.random(), worker.start)
         for peer in self.peers:
@@ -237,7 +252,8 @@ class World:
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
-        is_over = schedule.run(self.now + HEALED_MS + self.broker.clock.set_back_ms, self._is_all_over)
+        set_back_ms = max(broker.clock.set_back_ms for broker in self.brokers)
+        is_over = schedule.run(self.now + HEALED_MS + set_back_ms, self._is_all_over)
         if not is_over:
             self.checks.fail_stuck()
         self.checks.books.is_closing = True
@@ -250,19 +266,12 @@ class World:
         return (
             not self.checks.books.open_tasks
             and self.people.are_done
-            and self.broker.has_empty_backlog
-            and self.broker.is_idle
+            and all(broker.has_empty_backlog and broker.is_idle for broker in self.brokers)
         )
 
     def _is_settled(self) -> bool:
-        broker = self.broker
         return (
-            broker.is_idle
-            and not broker.state.tasks
-            and len(broker.state.outbox) == 0
-            and not broker.state.fetching
-            and not broker.state.level0.handouts
-            and not broker.state.shadows.by_id
+            all(map(_is_at_rest, self.brokers))
             and not any(peer.is_busy for peer in self.peers)
             and all(not worker.is_alive or worker.session.is_idle for worker in self.workers)
         )
@@ -271,11 +280,13 @@ class World:
         """End all faults, and restart every process that is down."""
         self.faults.is_over = True
         self.trace("healed", self.seed)
-        self.broker.trouble_until_ms = -1.0
+        for broker in self.brokers:
+            broker.trouble_until_ms = -1.0
         for link in self.network.links.values():
             for way in (link.up, link.down):
                 way.cut_until_ms = way.deaf_until_ms = way.burst_until_ms = -1.0
-        self.broker.resume(self.broker.life)
+        for broker in self.brokers:
+            broker.resume(broker.life)
         for worker in self.workers:
             worker.resume(worker.life)
             if worker.is_alive and worker.id in self.quieted:
@@ -302,9 +313,9 @@ class World:
             if peer.is_alive and not peer.is_busy:
                 peer.kill()
 
-    def broker_started(self) -> None:
-        self.breakers.broker_started()
-        self.planned_faults.broker_started()
+    def broker_started(self, broker: BrokerNode) -> None:
+        self.breakers.broker_started(broker)
+        self.planned_faults.broker_started(broker)
 
     # -- data that the database refuses ------------------------------------------------------------------------------
 
@@ -330,6 +341,17 @@ class World:
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
+    def any_broker(self) -> BrokerNode:
+        return self.broker if len(self.brokers) == 1 else self._askers.choice(self.brokers)
+
+    def owner_of_lane(self, lane: int) -> BrokerNode | None:
+        owner = self.tables.lanes[lane].owner
+        return next((broker for broker in self.brokers if broker.id == owner), None)
+
+    def owner_of(self, number: int) -> BrokerNode | None:
+        """The broker that owns the lane of the task or the step with this id."""
+        return self.owner_of_lane(self.tables.blocks[block_of(number)].lane)
+
     def is_process(self, worker_id: str, pid: int) -> bool:
         return any(worker.is_alive and worker.id == worker_id and worker.pid == pid for worker in self.workers)
 
@@ -343,6 +365,17 @@ class World:
         self.trace_hash = crc32(data, (self._traced[what] ^ self.trace_hash ^ int(now * 1_000.0)) & 0xFFFFFFFF)
         if self.keeps_trace:
             self.lines.append(f"{now:.3f} {what} {value!s}")
+
+
+def _is_at_rest(broker: BrokerNode) -> bool:
+    return (
+        broker.is_idle
+        and not broker.state.tasks
+        and len(broker.state.outbox) == 0
+        and not broker.state.fetching
+        and not broker.state.level0.handouts
+        and not broker.state.shadows.by_id
+    )
 
 
 def _place(error: BaseException) -> str:

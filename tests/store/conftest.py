@@ -30,9 +30,22 @@ def database(tmp_path: Path) -> Path:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Each store in turn: what a test promises with this fixture holds for all of them."""
     if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("server")
-        schema = f"place_{next(_NUMBERS)}"
-        yield PostgresPlace(server, schema)
-        server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        yield from _postgres_place(request)
     else:
         yield tmp_path / "state.db" if request.param == "sqlite" else MemoryPlace()
+
+
+@pytest.fixture(params=["memory", "postgresql"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Each store that several brokers can use at a time."""
+    if request.param == "postgresql":
+        yield from _postgres_place(request)
+    else:
+        yield MemoryPlace()
+
+
+def _postgres_place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    server: PostgresServer = request.getfixturevalue("server")
+    schema = f"place_{next(_NUMBERS)}"
+    yield PostgresPlace(server, schema)
+    server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")

@@ -46,7 +46,7 @@ Place: TypeAlias = Path | MemoryPlace | PostgresPlace
 
 def open_at(place: Place, broker: str = "b1", *, lease_ms: int = 10_000, entropy: int = 0xABC) -> Store:
     if isinstance(place, MemoryPlace):
-        opened = begin_epoch(place.tables, broker, lease_ms, entropy)
+        opened = begin_epoch(place.tables, broker, lease_ms, entropy, is_shared=True)
         return Store(MemoryDatabase(place.tables, opened))
     if isinstance(place, PostgresPlace):
         return Store(open_postgres(place.settings(), broker, lease_ms=lease_ms, wall_ms=NOW, entropy=entropy))

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from stepwire_broker.store.sqlite.audit import verify
+from stepwire_broker.store.sqlite.stored_state import SqliteState
+from stepwire_broker.store.stored_audit import verify
 
 from .harness import END_BOUND_S, Site, workflow
 
@@ -92,7 +93,7 @@ def _read(database: Path) -> tuple[Effects, Effects, list[str]]:
                     effects[action, f"task {task_id}"] += 1
         of_tasks = "SELECT action, target FROM audit WHERE outcome = 'done' AND target LIKE 'task %'"
         rows: Effects = Counter(connection.execute(of_tasks).fetchall())
-        return effects, rows, list(verify(connection))
+        return effects, rows, list(verify(SqliteState(connection)))
 
 
 def main() -> int:

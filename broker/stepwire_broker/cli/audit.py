@@ -1,10 +1,9 @@
 """`stepwire audit`: who changed what, and the proof that the record of it was not changed.
 
-`list` and `head` ask the broker. `export` and `verify` read the database file, whether a broker runs or not.
+`list` and `head` ask the broker. `export` and `verify` read the database itself, whether a broker runs or not.
 """
 
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,7 @@ from stepwire_broker.core.phrases import counted
 
 from . import output
 from .connection import PAGE_MAX, broker_client
-from .db import database_of, refusals
+from .db_access import stored_state
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
 
@@ -78,14 +77,12 @@ def head(options: Options) -> None:
 @audit.command()
 @click.pass_obj
 def export(options: Options) -> None:
-    """Print every row as a line of JSON, the oldest first, from the database file."""
-    from stepwire_broker.store.sqlite import audit as stored
-    from stepwire_broker.store.sqlite.backup import open_stored
+    """Print every row as a line of JSON, the oldest first, from the database."""
+    from stepwire_broker.store import stored_audit
 
-    path = database_of(options)[1]
     encode = msgspec.json.Encoder().encode
-    with refusals(), closing(open_stored(path)) as connection:
-        for row in stored.rows(connection):
+    with stored_state(options) as state:
+        for row in stored_audit.rows(state):
             sys.stdout.buffer.write(encode(row._asdict()) + b"\n")
     sys.stdout.flush()
 
@@ -100,21 +97,19 @@ def export(options: Options) -> None:
 )
 @click.pass_obj
 def verify(options: Options, head_file: Path | None) -> None:
-    """Check that no row of the audit was changed, removed, inserted or renumbered. Reads the database file.
+    """Check that no row of the audit was changed, removed, inserted or renumbered. Reads the database.
 
     The exit code is 1 if anything is wrong. Only a stored head detects that the end of a chain was replaced or that the
     database is an older copy.
     """
     from itertools import islice
 
-    from stepwire_broker.store.sqlite import audit as stored
-    from stepwire_broker.store.sqlite.backup import open_stored
+    from stepwire_broker.store import stored_audit
 
     heads = [] if head_file is None else _read_heads(head_file)
-    path = database_of(options)[1]
-    with refusals(), closing(open_stored(path)) as connection:
-        findings = list(islice(stored.verify(connection, heads), FINDINGS_MAX))
-        chains = stored.chains(connection)
+    with stored_state(options) as state:
+        findings = list(islice(stored_audit.verify(state, heads), FINDINGS_MAX))
+        chains = stored_audit.chains(state)
     rows = sum(chain.n - chain.cut_n for chain in chains)
     compared = f", and {counted(len(heads), 'stored head')} compared" if heads else ""
     good = f"{counted(rows, 'row')} of the audit verified{compared}: no errors"

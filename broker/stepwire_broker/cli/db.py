@@ -7,18 +7,19 @@ running broker writes to it, so `prune` sends it a request.
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from stepwire_broker.core.phrases import counted
 
-from . import confirmation, output
+from . import confirmation, db_server, output, status_lines
 from .config_commands import load
 from .connection import broker_client
+from .db_access import bars, database_of, now_ms, on_server, refusals, size_text, stored_state, time_text
 from .failure import Exit, Failure, leave
 from .options import Options, StepwireGroup
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from stepwire_broker.store.sqlite.status import Status
 
 POLL_S: Final = 0.2
-LABEL_WIDTH: Final = 21
 STUCK_S: Final = 60.0  # without progress for this time, `prune` stops waiting for the broker
 
 FILE = click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
@@ -50,49 +50,25 @@ def status(options: Options) -> None:
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.status import status as read
 
-    settings, path = database_of(options, "the running broker shows its tasks: stepwire top")
+    if on_server(load(options).settings):
+        db_server.print_status(options)
+        return
+    settings, path = database_of(options)
     with refusals(), closing(backup.open_stored(path)) as connection:
-        status = read(connection, path.absolute(), settings.retention, _now_ms())
-    lines = "\n".join(f"{name:<{LABEL_WIDTH}}{text}" for name, text in _status_lines(status))
-    output.one(options, status, lines, indent=LABEL_WIDTH)
-    if status.held_steps:
-        output.note(options, "next: stepwire step list --state held")
+        status = read(connection, path.absolute(), settings.retention, now_ms())
+    status_lines.print_status(options, status, _lines_of_file(status))
 
 
-def _status_lines(status: "Status") -> Iterator[tuple[str, str]]:
+def _lines_of_file(status: "Status") -> Iterator[tuple[str, str]]:
     yield "database", status.path
-    yield "size", f"{_size(status.bytes)} ({_size(status.free_bytes)} of it free)"
-    yield "write-ahead log", _size(status.log_bytes)
+    yield "size", f"{size_text(status.bytes)} ({size_text(status.free_bytes)} of it free)"
+    yield "write-ahead log", size_text(status.log_bytes)
     process = status.process
     yield "written by", "no process" if process is None else f"process {process or 'unknown'}"
     upgrade = ""
     if status.schema != status.schema_known:
         upgrade = f"; this program expects {status.schema_known}: see stepwire db upgrade"
     yield "schema", f"{status.schema}{upgrade}"
-    yield "deployment", status.deployment
-    yield "last epochs", _counts(status.brokers, "none")
-    yield "tasks", _counts(status.tasks, "none")
-    yield "steps of open tasks", _counts(status.open_steps, "none")
-    yield "held steps", str(status.held_steps)
-    if status.oldest_open_task is not None and status.oldest_open_since_ms is not None:
-        yield "oldest open", f"task {status.oldest_open_task}, since {_time(status.oldest_open_since_ms)}"
-    yield "set aside", f"{counted(status.parked, 'input')} that the broker accepted and the database refused"
-    yield "rules", f"{counted(status.rules, 'routing rule')} set at run time"
-    yield "handlers", f"{counted(status.offered_handlers, 'handler')} that workers have offered"
-    yield "to prune", f"{counted(status.expired_tasks, 'task')} past the retention time"
-    yield "last prune", "never" if status.last_prune is None else _last_prune(status.last_prune)
-    if status.restored is not None:
-        made = "" if status.last_backup_ms is None else f", from a backup of {_time(status.last_backup_ms)}"
-        yield "restored", f"{_time(status.restored['restored_ms'])}{made}"
-
-
-def _last_prune(last: dict[str, Any]) -> str:
-    counts = _removed(last["tasks"], last["steps"], last["parked"])
-    return f"{_time(last['ended_ms'])}: {counts}, in {(last['ended_ms'] - last['started_ms']) / 1000:.1f} s"
-
-
-def _removed(tasks: int, steps: int, parked: int) -> str:
-    return f"{counted(tasks, 'task')}, {counted(steps, 'step')}, {counted(parked, 'input')} set aside"
 
 
 # -- check ------------------------------------------------------------------------------------------------------------
@@ -106,18 +82,19 @@ def check(options: Options, sample: int | None) -> None:
 
     The exit code is 1 if anything is wrong.
     """
-    from stepwire_broker.store.sqlite import backup
-    from stepwire_broker.store.sqlite.check import check as run
+    from stepwire_broker.store.checking import check as run
 
-    _, path = database_of(options)
-    with refusals(), closing(backup.open_stored(path)) as connection, _bars(options) as show:
-        checked = run(connection, sample, lambda done, total: show("tasks replayed", done, total))
+    with stored_state(options) as state, bars(options) as show:
+        checked = run(state, sample, lambda done, total: show("tasks replayed", done, total))
     sentences = [*checked.findings, *(["there may be more findings"] if checked.is_cut else [])]
     extent = f"{counted(checked.tasks, 'task')}, {checked.tasks_replayed} replayed from their history"
     output.one(options, checked, "\n".join(sentences) or f"{extent}: no errors")
     if sentences:
         if options.output == "text":
-            output.note(options, f"{extent}. Copy the files first, then restore a backup: stepwire db restore FILE")
+            todo = "Copy the files first, then restore a backup: stepwire db restore FILE"
+            if on_server(load(options).settings):
+                todo = "Dump the schema first, then restore it as it was: docs/operating/postgres.md"
+            output.note(options, f"{extent}. {todo}")
         leave(Exit.FAILURE)
 
 
@@ -134,9 +111,9 @@ def backup(options: Options, file: Path) -> None:
     _, path = database_of(options, "use PostgreSQL's own tools: pg_dump, or pg_basebackup")
     with refusals():
         is_recorded = _record_backup(options, path, file)
-    with refusals(), _bars(options) as show:
-        made = make(path, file, wall_ms=_now_ms(), progress=show)
-    output.one(options, made, f"{file}: {_size(made.bytes)}, in {made.took_ms / 1000:.1f} s, complete and checked")
+    with refusals(), bars(options) as show:
+        made = make(path, file, wall_ms=now_ms(), progress=show)
+    output.one(options, made, f"{file}: {size_text(made.bytes)}, in {made.took_ms / 1000:.1f} s, complete and checked")
     if not is_recorded:
         output.note(options, "the running broker could not be reached, so the audit has no row about this backup")
     output.note(options, f"to restore it, stop the broker and run: stepwire db restore {file}")
@@ -155,7 +132,7 @@ def _record_backup(options: Options, path: Path, file: Path) -> bool:
     if file.exists() or not path.exists():
         return True  # `make` refuses
     if holder(path) is None:
-        record_backup(path, file, _now_ms())
+        record_backup(path, file, now_ms())
         return True
     try:
         with open_client(options) as client:
@@ -177,7 +154,7 @@ def restore(options: Options, file: Path) -> None:
     from stepwire_broker.store.sqlite.opening import holder
     from stepwire_broker.store.sqlite.restore import restore as put_back
 
-    settings, path = database_of(options, "stop the brokers, and use PostgreSQL's own tools: pg_restore")
+    settings, path = database_of(options, "stop the brokers, use pg_restore, then run: stepwire db accept-loss")
     process = holder(path)
     if process is not None:
         raise Failure(
@@ -188,13 +165,13 @@ def restore(options: Options, file: Path) -> None:
     question = f"Replace {path} by {file}? The restored database does not know what happened after the backup."
     if path.exists() and not confirmation.confirm(options, question):
         leave(Exit.FAILURE)
-    with refusals(), _bars(options) as show:
+    with refusals(), bars(options) as show:
         restored = put_back(
             file,
             path,
             settings.broker.id,
             may_replace=True,
-            wall_ms=_now_ms(),
+            wall_ms=now_ms(),
             entropy=int.from_bytes(os.urandom(16), "big"),
             progress=show,
             erased_ms=_erased_ms(settings),
@@ -219,7 +196,7 @@ def _erased_ms(settings: "Settings") -> "ErasedMs | None":
 
 
 def _restored_lines(path: Path, file: Path, restored: "RestoredBackup") -> Iterator[str]:
-    made = "" if restored.made_ms is None else f", made {_time(restored.made_ms)}"
+    made = "" if restored.made_ms is None else f", made {time_text(restored.made_ms)}"
     yield f"restored {path} from {file}{made}: {counted(restored.open_tasks, 'open task')}"
     yield f"the deployment is now {restored.deployment}; in the backup it was {restored.deployment_before}"
     if restored.erased_tasks:
@@ -250,16 +227,17 @@ def _next_lines(restored: "RestoredBackup") -> Iterator[str]:
 @click.pass_obj
 def prune(options: Options, dry_run: bool, compact: bool) -> None:
     """Remove ended tasks older than `retention` now. A running broker does this by itself."""
+    from stepwire_broker.store.contents import expired
     from stepwire_broker.store.sqlite import backup, pruning
     from stepwire_broker.store.sqlite.opening import holder
-    from stepwire_broker.store.sqlite.status import expired
+    from stepwire_broker.store.sqlite.stored_state import SqliteState
 
     from . import logs
 
     settings, path = database_of(options, "the running broker removes old tasks by itself")
     with refusals():
         with closing(backup.open_stored(path)) as connection:
-            count = expired(connection, settings.retention, _now_ms())
+            count = expired(SqliteState(connection), settings.retention, now_ms())
             if dry_run:
                 output.one(options, {"tasks": count}, f"to prune: {counted(count, 'task')} past the retention time")
                 return
@@ -271,7 +249,7 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
                 _prune_by_broker(options, connection)
                 return
         logs.set_up("warning", options.verbosity)
-        with _bars(options) as show:
+        with bars(options) as show:
             pruned = pruning.prune_now(path, settings.retention, lambda run: show("tasks", run.tasks, count))
         if compact:
             pruning.compact(path)
@@ -279,24 +257,26 @@ def prune(options: Options, dry_run: bool, compact: bool) -> None:
 
 
 def _pruned_text(pruned: "Pruned") -> str:
-    return f"removed {_removed(pruned.tasks, pruned.steps, pruned.parked)}"
+    return f"removed {status_lines.removed_text(pruned.tasks, pruned.steps, pruned.parked)}"
 
 
 def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
     """Ask the broker to prune, and show the progress until all expired tasks are removed."""
     from stepwire_broker.core.definitions.settings import RetentionSettings
-    from stepwire_broker.store.sqlite.status import expired
+    from stepwire_broker.store.contents import expired
+    from stepwire_broker.store.sqlite.stored_state import SqliteState
 
+    state = SqliteState(connection)
     with broker_client(options) as client:
         request = client.prune()
     retention = RetentionSettings(request["completed_ms"], request["failed_ms"])
-    total = left = expired(connection, retention, request["now_ms"])
+    total = left = expired(state, retention, request["now_ms"])
     changed_s = time.monotonic()
-    with _bars(options) as show:
+    with bars(options) as show:
         while left:
             show("tasks", total - left, total)
             time.sleep(POLL_S)
-            before, left = left, expired(connection, retention, request["now_ms"])
+            before, left = left, expired(state, retention, request["now_ms"])
             if left < before:
                 changed_s = time.monotonic()
             elif time.monotonic() - changed_s > STUCK_S:
@@ -319,13 +299,10 @@ def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
     """
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
-    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
 
     settings = load(options).settings
-    with refusals():
-        is_server = scheme_of(settings.database.url) == POSTGRESQL
-    if is_server:
-        _upgrade_server(options, settings, as_sql=as_sql, dry_run=dry_run)
+    if on_server(settings):
+        db_server.upgrade(options, settings, as_sql=as_sql, dry_run=dry_run)
         return
     if as_sql or dry_run:
         raise Failure(Exit.USAGE, "--sql and --dry-run are for PostgreSQL, and database.url leads to SQLite")
@@ -338,119 +315,5 @@ def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
 
 
-def _upgrade_server(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool) -> None:
-    from stepwire_broker.store.postgres import administration
-    from stepwire_broker.store.postgres.schema import creation, read_schema_name
-
-    with refusals():
-        if as_sql:
-            schema = read_schema_name(settings.database.schema)
-            click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
-            return
-        done = administration.upgrade(settings.database, changes=not dry_run)
-    if done.made:
-        text = f"the tables were made in the schema {done.schema}, version {done.version}"
-    elif done.is_needed:
-        text = f"the schema {done.schema} has no tables: `stepwire db upgrade` makes version {done.version}"
-    else:
-        text = f"the schema {done.schema} has version {done.version}, the one that this program expects"
-    output.one(options, done, text)
-
-
-@db.command()
-@click.argument("count", metavar="N", type=click.IntRange(min=1))
-@click.pass_obj
-def lanes(options: Options, count: int) -> None:
-    """Let a PostgreSQL database have N lanes, which write in parallel. Lanes are added, and never removed.
-
-    A running broker does not notice: set `database.lanes` to N, and start it again.
-    """
-    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
-
-    settings = load(options).settings
-    with refusals():
-        if scheme_of(settings.database.url) != POSTGRESQL:
-            raise Failure(Exit.USAGE, "a SQLite database has one lane", "")
-        from stepwire_broker.store.postgres import administration
-
-        before = administration.make_lanes(settings.database, count)
-    text = f"{counted(count, 'lane')}, {count - before} of them new; set database.lanes: {count}"
-    output.one(options, {"lanes": count, "before": before}, text)
-
-
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
-def database_of(options: Options, instead: str = "") -> "tuple[Settings, Path]":
-    """Return the settings and the file of the database. `instead`: what an operator of PostgreSQL does."""
-    from stepwire_broker.store.errors import StoreRefused
-    from stepwire_broker.store.sqlite.opening import path_of
-    from stepwire_broker.store.urls import POSTGRESQL, scheme_of
-
-    settings = load(options).settings
-    try:
-        if scheme_of(settings.database.url) == POSTGRESQL:
-            text = "this command works on the file of a SQLite database, and database.url leads to PostgreSQL"
-            raise Failure(Exit.USAGE, text, instead)
-        return settings, path_of(settings.database.url)
-    except StoreRefused as error:
-        raise Failure(Exit.USAGE, str(error)) from None
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn an error of the store into a Failure with the matching exit code."""
-    from stepwire_broker.store.errors import InUse, NotThere, StoreRefused, WouldReplace
-
-    try:
-        yield
-    except NotThere as error:
-        hint = "`stepwire serve` creates it; `stepwire config show` prints where"
-        raise Failure(Exit.NOT_FOUND, str(error), hint) from None
-    except (InUse, WouldReplace) as error:
-        raise Failure(Exit.WRONG_STATE, str(error)) from None
-    except StoreRefused as error:
-        raise Failure(Exit.FAILURE, str(error)) from None
-    except sqlite3.Error as error:
-        raise Failure(Exit.FAILURE, f"the database cannot be read: {error}", "stepwire db check") from None
-
-
-@contextmanager
-def _bars(options: Options) -> Iterator[Callable[[str, int, int], None]]:
-    """A function that shows one progress bar per kind of work, one after the other."""
-    with ExitStack() as stack:
-        current: str | None = None
-        advance: Callable[[int], None] = lambda more: None  # noqa: E731
-        shown = 0
-
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal current, advance, shown
-            if what != current:
-                stack.close()
-                advance = stack.enter_context(output.progress(options, what, total))
-                current, shown = what, 0
-            advance(done - shown)
-            shown = done
-
-        yield show
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _time(ms: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000))
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
-def _counts(by_name: dict[str, int], none: str) -> str:
-    return ", ".join(f"{name} {count}" for name, count in by_name.items()) or none
+for command in (db_server.lanes, db_server.copy):
+    db.add_command(command)

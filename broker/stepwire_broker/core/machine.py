@@ -47,6 +47,7 @@ from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
 from .progress.readiness import enqueue, expire_retry
 from .shadows import copies
+from .sharing import catalogue, explaining, orders
 from .state import BrokerState, Identity
 from .timer_kinds import (
     AdoptionDue,
@@ -57,6 +58,7 @@ from .timer_kinds import (
     GuardSweepDue,
     HandoutEnds,
     LeaseEnds,
+    LookDue,
     PageDue,
     PeerSettled,
     QueueLimit,
@@ -97,6 +99,8 @@ class Machine:
             opening.begin(state, lane)
         if state.guards.by_handler:
             state.timers.set(0, GuardSweepDue())
+        if state.is_shared:
+            state.timers.set(0, LookDue())
 
     def handle(self, event: Event, now: Now, principal: str = PROCESS) -> Decision:
         """Decide on one event. The Decision holds the actions that must be taken at once.
@@ -205,6 +209,7 @@ def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
         on_decided(state, submitted, now)
     for applied in event.workflows:
         on_applied(state, applied, now)
+    orders.on_committed(state, event.lane, event.seq)
     if event.ids is not None:
         submission.on_numbers(state, event.lane, event.ids, now)
     eviction.settle(state, wrote, lane.dirty)
@@ -228,6 +233,7 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
         return
     culprits = steps_to_blame(task)
     discard(state, task, now)
+    orders.refuse_for(state, task_id)
     state.count_unloaded(task.lane, 1)
     request = state.next_read()
     state.rejected[task_id] = (culprits, error)
@@ -251,6 +257,10 @@ def _go_on(state: BrokerState, lane: LaneState) -> None:
 
 
 def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
+    if not all(row.workflow_id in state.workflows for row in event.loaded.tasks) and state.catalogue.look_up(
+        event, state
+    ):
+        return  # another broker applied the workflow a moment ago
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
@@ -282,6 +292,9 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
         return
+    if isinstance(command, events.Explain) and row.id not in state.tasks:
+        explaining.explain_stored(state, loaded, command, now)
+        return
     if row.id not in state.tasks:
         if row.finished_ms is None:
             residency.insert(state, loaded, load, now)
@@ -296,6 +309,12 @@ def _on_payloads(state: BrokerState, event: events.LoadedPayloads, now: Now) -> 
 
 def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> None:
     """Read again, or refuse the command that the read was for."""
+    if event.request == state.orders.look:
+        state.orders.look = None
+        return
+    if event.request == state.catalogue.read:
+        catalogue.on_failed(state, event.error)
+        return
     steps = state.fetching.pop(event.request, None)
     if steps is not None:
         state.timers.set(now.mono + residency.PAGE_PAUSE_MS, FetchDue(steps))
@@ -320,7 +339,32 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
 # -- commands on tasks ------------------------------------------------------------------------------------------------
 
 
+def _on_looked(state: BrokerState, event: events.LookedAround, now: Now) -> None:
+    orders.on_looked(state, event, now, lambda state, command, now: HANDLERS[type(command)](state, command, now))
+
+
+def _on_catalogue(state: BrokerState, event: events.CatalogueRead, now: Now) -> None:
+    catalogue.on_catalogue(state, event, now, lambda waiting: HANDLERS[type(waiting)](state, waiting, now))
+
+
+def _on_await(state: BrokerState, event: events.AwaitTask, now: Now) -> None:
+    if not orders.is_elsewhere(state, event, event.task_id):
+        commands.on_await(state, event, now)
+
+
+def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.task_id):
+        return
+    task = state.tasks.get(event.task_id)
+    if task is None:
+        load_for(state, event.task_id, event)
+    else:
+        explaining.explain_live(state, task, event, now)
+
+
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.task_id):
+        return
     task = state.tasks.get(event.task_id)
     code = _stall_of(state, event.task_id)
     if code is not None:
@@ -333,6 +377,8 @@ def _on_command(state: BrokerState, event: Any, now: Now) -> None:
 
 
 def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.step_id):
+        return
     step = state.steps.get(event.step_id)
     task = None if step is None else step.task
     code = _stall_of(state, event.step_id)
@@ -403,6 +449,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
             _reload_rejected(state, timer.task_id)
+        case LookDue():
+            orders.look(state, now)
         case SliceDue():
             storing.on_slice_timer(state, timer.request, now)
         case PeerSettled() | PageDue():
@@ -457,12 +505,15 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Stalled: _on_stalled,
     events.LoadedTasks: _on_loaded,
     events.LoadedPayloads: _on_payloads,
+    events.LookedAround: _on_looked,
+    events.CatalogueRead: _on_catalogue,
     events.LoadFailed: _on_load_failed,
     # commands
     events.SubmitTasks: submission.on_submit,
     events.ApplyWorkflow: workflows.on_apply,
     events.ActivateWorkflow: workflows.on_activate,
-    events.AwaitTask: commands.on_await,
+    events.AwaitTask: _on_await,
+    events.Explain: _on_explain,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,

@@ -29,6 +29,8 @@ from .commit.timers import Timers
 from .definitions.settings import QuotaSettings, Settings
 from .definitions.stored_rows import LeftBehind, Opened, TakenLane
 from .definitions.workflow import Workflow
+from .deployment.catalogue_book import CatalogueBook
+from .deployment.order_book import OrderBook
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
 from .model.commit_group import AuditNew, AuditPart, ControlChanged
@@ -52,6 +54,10 @@ class Identity(Struct, frozen=True):
     deployment: str
     batch_key: bytes  # random per start: a restored database must not meet old batch ids
     host: str = ""
+
+    def request_id(self, request: int) -> str:
+        """Return the name of a request that no other start of any broker uses."""
+        return f"{self.epoch}.{request}"
 
 
 class CoreCounters(Struct):
@@ -132,6 +138,11 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     undecided: dict[int, Any] = {}  # by request: submissions whose keys are not decided yet
     undecided_workflows: dict[int, ApplyWorkflow] = {}
     reserved_tasks: int = 0  # of undecided submissions
+
+    # requests for tasks of other brokers, and their requests for tasks of this one
+    is_shared: bool = False  # several brokers can use the database at a time
+    orders: OrderBook = field(default_factory=OrderBook)
+    catalogue: CatalogueBook = field(default_factory=CatalogueBook)
 
     # quotas of namespaces
     quotas: Mapping[str, QuotaSettings]
@@ -217,6 +228,8 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             outbox=Outbox(),
             quotas=settings.limits.namespaces,
             blocks=dict(opened.blocks),
+            is_shared=opened.is_shared,
+            catalogue=CatalogueBook(opened.is_shared, opened.revision),
             router=router,
             runtime_rules=stored_rules(opened.controls),
             ready=ReadyQueue(settings.bus.batch.max_steps, router.route_of),
@@ -338,7 +351,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes)).controls.append(change)
+        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane.controls.append(change)
+        if self.is_shared:
+            self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
 
     def forget_quieted(self, worker: str) -> None:
         """Forget that an operator drained this worker: its process has ended, or later ones are remembered instead."""
@@ -373,7 +389,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
                 reason=reason,
                 detail=json.encode(detail or {}).decode(),
                 outcome=outcome,
-                request_id=f"{self.identity.epoch}.{command.request}",
+                request_id=command.request_id or self.identity.request_id(command.request),
                 part=part if task is None else ("task", task.id),
             ),
             None if task is None else task.lane,
@@ -419,10 +435,16 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
+        if request < 0:
+            self.orders.answer(self.outbox, request, answer, about)
+            return
         self.outbox.send(SendAnswer(request, answer, about, awaits))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""
+        if request < 0:
+            self.orders.refuse(self.outbox, request, refused)
+            return
         self.decision.answers.append(ToRequest(request, refused))
 
     def next_batch_id(self) -> str:

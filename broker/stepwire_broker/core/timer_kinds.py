@@ -171,6 +171,10 @@ class ReloadDue(NeverStale, frozen=True, gc=False):
     task_id: int
 
 
+class LookDue(NeverStale, frozen=True, gc=False):
+    """Other brokers may have stored orders for this one."""
+
+
 AnyTimer: TypeAlias = (
     RetransmitDue
     | LeaseEnds
@@ -192,4 +196,5 @@ AnyTimer: TypeAlias = (
     | RecoverySafe
     | FetchDue
     | ReloadDue
+    | LookDue
 )

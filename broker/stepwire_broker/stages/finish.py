@@ -23,11 +23,17 @@ class PendingAnswers:
         """Drop a request whose client has disconnected."""
         self._futures.pop(request, None)
 
+    def is_open(self, request: int) -> bool:
+        return request in self._futures
+
     def answer(self, decision: Decision) -> None:
         for each in decision.answers:
-            future = self._futures.pop(each.request, None)
-            if future is not None and not future.done():
-                future.set_result(each.answer)
+            self.answer_one(each.request, each.answer)
+
+    def answer_one(self, request: int, answer: Answer) -> None:
+        future = self._futures.pop(request, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
 
     def give_up(self, answer: Answer) -> None:
         """Answer all waiting requests with this answer: the broker stops, and their outcomes are unknown."""

@@ -11,7 +11,9 @@ from stepwire_broker.core.commit.decision import (
     Complaint,
     Decision,
     OffersLeftOut,
+    OrderToStore,
     Read,
+    WaitElsewhere,
     WatchProcess,
     WorkerDied,
     WorkerFlaps,
@@ -24,6 +26,10 @@ from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.principal import PROCESS
 
 from . import dispatch
+
+
+def _no_other_broker(request: OrderToStore | WaitElsewhere) -> None:
+    raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
 class Around(NamedTuple):
@@ -40,6 +46,8 @@ class Around(NamedTuple):
     progressed: Callable[[list[StepProgress]], None]
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
+    order: Callable[[OrderToStore], None] = _no_other_broker
+    wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
 
 
 class Turn:
@@ -82,6 +90,10 @@ class Turn:
             around.answer(decision)
         for read in decision.reads:
             around.read(read)
+        for order in decision.orders:
+            around.order(order)
+        for wait in decision.waits:
+            around.wait_elsewhere(wait)
         for watch in decision.watches:
             around.watch(watch)
         for changed in decision.breaker_changes:

@@ -6,8 +6,11 @@ hash leaves no trace in the database, and a head that was stored elsewhere shows
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from stepwire_broker.core.model.commit_group import AuditNew
 
@@ -86,6 +89,12 @@ def linked(end: AuditHead, new: Sequence[AuditNew]) -> list[AuditRow]:
         rows.append(row)
         end = AuditHead(row.lane, row.n, row.hash)
     return rows
+
+
+def command_row(action: str, target: str, detail: dict[str, object], wall_ms: int) -> AuditNew:
+    """A row about a command that writes to the database without a broker. Its principal is the user of the process."""
+    text = msgspec.json.encode(detail).decode()
+    return AuditNew(wall_ms, f"uid-{os.geteuid()}", "command", action, target, "", text, "done", None)
 
 
 def storable(text: str) -> str:

@@ -19,5 +19,9 @@ class NotThere(StoreRefused):
     """The database does not exist."""
 
 
+class OrderNotStored(BrokerError):
+    """An order for another broker was not stored. After any other error it may have been."""
+
+
 class TaskIsGone(BrokerError):
     """The task had ended, and retention has removed it before its change was written."""

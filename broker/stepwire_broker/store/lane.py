@@ -25,6 +25,7 @@ from stepwire_broker.core.model.commit_group import (
     HistoryRow,
     Key,
     LaneLost,
+    OrderAnswer,
     Outcome,
     Parked,
     Rejected,
@@ -131,6 +132,10 @@ class LaneWriter(Protocol):
     def park(self, parked: Sequence[Parked]) -> None: ...
     def add_audit(self, new: Sequence[AuditNew]) -> None:
         """Append these rows to the lane's chain: see audit_chain.py."""
+
+    def answer_orders(self, answers: Sequence[OrderAnswer]) -> None:
+        """Store the answers to orders of this lane, without what was ordered. Refuses all of them as data if one of the
+        orders has an answer already, or does not exist."""
 
     def tasks_of_steps(self, step_ids: Sequence[int]) -> dict[int, int]: ...
     def reserve_ids(self, count: int) -> tuple[int, int]:
@@ -384,6 +389,8 @@ class Writing:
         )
         if group.audit:
             writer.add_audit([_with_outcome(row, workflows) for row in group.audit])
+        if group.orders_answered:
+            writer.answer_orders(group.orders_answered)
         return WriteResult(verdict.outcomes, workflows, left_out, [])
 
     def _claim(self, group: CommitGroup) -> keys.Verdict:

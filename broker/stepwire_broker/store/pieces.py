@@ -59,6 +59,11 @@ def pieces(group: CommitGroup, tasks_of_steps: dict[int, int]) -> list[Piece]:
             effects[row.part].audit.append(row)
         else:
             pieces.append(Piece(_with(empty(), audit=[row]), (), row.at_ms))
+    for answered in group.orders_answered:
+        if answered.part is not None:
+            by_task.setdefault(int(answered.part[1]), empty()).orders_answered.append(answered)
+        else:
+            pieces.append(Piece(_with(empty(), orders_answered=[answered]), (), now))
     pieces += [Piece(part, (task_id,), now) for task_id, part in by_task.items() if task_id not in new]
     return pieces
 
@@ -97,6 +102,7 @@ _LISTS: Final = (
     "attention",
     "erasures",
     "audit",
+    "orders_answered",
 )
 
 

@@ -58,6 +58,16 @@ class Cleaning(Protocol):
         """Note that this number of erasures were searched for."""
 
 
+class Orders(Protocol):
+    """Commands that this broker stores for the owners of other lanes."""
+
+    def put(self, lane: int, request: str) -> Future[int]:
+        """Store an order. The future has its id when the order is durable. It raises OrderNotStored; after any other
+        error the order may be stored. Orders of more than an hour ago are removed."""
+
+    def close(self) -> None: ...
+
+
 class Database(Protocol):
     """A database that one broker has locked and opened."""
 
@@ -81,6 +91,10 @@ class Database(Protocol):
     @property
     def pruning(self) -> Mapping[int, PruneStatements]:
         """By lane."""
+
+    @property
+    def orders(self) -> Orders | None:
+        """None if no other broker can use the database."""
 
     def lost(self) -> str | None:
         """Return why the database is no longer the one that was opened, for example because its file was removed; None

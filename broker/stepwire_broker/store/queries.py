@@ -22,6 +22,7 @@ from .rows import (
     ListPoint,
     OpenCounts,
     ParkedRow,
+    SettledTask,
     StepFilter,
     StepRow,
     TaskFilter,
@@ -95,6 +96,14 @@ class Queries(LoadQueries, Protocol):
 
     def controls(self) -> list[StoredControl]:
         """Return what operators and workers set at run time, by kind and name."""
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def order_answers(self, order_ids: Sequence[int]) -> dict[int, str]:
+        """Return the answers to these orders, as JSON. Orders without an answer are left out."""
+
+    def settled_tasks(self, task_ids: Sequence[int]) -> list[SettledTask]:
+        """Return those of these tasks that have ended, or that need an operator."""
 
     # -- history ------------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,14 @@ class TaskRow(NamedTuple):
         return ListPoint(self.created_ms, self.id)
 
 
+class SettledTask(NamedTuple):
+    """A task for which a client need not wait any longer."""
+
+    id: int
+    state: str
+    attention: str | None
+
+
 class OpenCounts(NamedTuple):
     """Open tasks of a lane, and by namespace their open steps. `limits.max_open_steps` and quotas limit these steps."""
 

@@ -68,6 +68,7 @@ class Store:
         self.file = database.file
         self._database = database
         self._readers = database.readers
+        self.orders = database.orders
         self._lanes: dict[int, Lane] = {}
         self._retention: dict[int, Retention] = {}
         self._is_all_written: bool | None = None  # what `close` returned
@@ -131,6 +132,8 @@ class Store:
         not be written, and its outcome was not reported."""
         if self._is_all_written is None:
             self._readers.close()
+            if self.orders is not None:
+                self.orders.close()
             if not self._lanes:
                 for writer in self._database.writers.values():
                     writer.close()

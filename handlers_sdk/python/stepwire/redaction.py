@@ -35,7 +35,7 @@ class Redactor:
 
     @property
     def is_active(self) -> bool:
-        return self._pattern is not None
+        return bool(self._names)
 
     def add(self, name: str, value: str) -> None:
         """Remove this value from now on. A value that was added again counts as the latest."""
@@ -46,14 +46,14 @@ class Redactor:
             self._names[value] = name
             while len(self._names) > VALUES_MAX:
                 del self._names[next(iter(self._names))]
-            self._of_form = {form: name for value, name in self._names.items() for form in forms_of(value)}
-            longest_first = sorted(self._of_form, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+            self._pattern = None
 
     def redact(self, text: str) -> str:
         """The text with the names of secrets in the place of their values."""
-        pattern = self._pattern
-        return text if pattern is None else pattern.sub(self._replacement, text)
+        if not self._names:
+            return text
+        pattern = self._pattern or self._compiled()
+        return pattern.sub(self._replacement, text)
 
     def redacted(self, value: Any) -> Any:
         """A copy of a decoded JSON value without the secrets' values in its strings and keys."""
@@ -64,6 +64,15 @@ class Redactor:
         if isinstance(value, list):
             return [self.redacted(inner) for inner in value]
         return value
+
+    def _compiled(self) -> re.Pattern[str]:
+        """Compile the pattern of all values, which takes milliseconds, once after values were added."""
+        with self._lock:
+            if self._pattern is None:
+                self._of_form = {form: name for value, name in self._names.items() for form in forms_of(value)}
+                longest_first = sorted(self._of_form, key=len, reverse=True)
+                self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+            return self._pattern
 
     def _replacement(self, match: re.Match[str]) -> str:
         return f"[secret {self._of_form.get(match[0], 'removed')}]"

@@ -53,7 +53,8 @@ def check_unstorable(books: Books, step_id: int, book: StepBook, fact: list[Any]
 def _has_succeeded(books: Books, step_id: int, book: StepBook) -> bool:
     """A success has reached this life of the broker since an operator last had the step run again."""
     batches = [dispatch.batch_id for number, dispatch in book.dispatched.items() if number > book.reopened_delivery]
-    return any((step_id, batch_id) in books.succeeded for batch_id in batches)
+    succeeded = books.succeeded[books.owner_of(step_id).id]
+    return any((step_id, batch_id) in succeeded for batch_id in batches)
 
 
 def check_undelivered(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> None:
@@ -79,7 +80,7 @@ def check_held(books: Books, step_id: int, book: StepBook, fact: list[Any]) -> N
     if worker.startswith(LEVEL0):
         if books.had_level0_lease(book, delivery):
             return
-    elif books.is_cut_off(worker, since_ms):
+    elif books.is_cut_off(worker, step_id, since_ms):
         return
     for run in book.runs_of(delivery):
         if run.was_stopped or books.is_overdue(run) or run.is_unknown or books.is_result_overdue(run):

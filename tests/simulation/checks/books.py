@@ -1,6 +1,6 @@
 """The books of the checks: committed facts, and the actions of handlers and workers."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -8,6 +8,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_protocol import limits
 from stepwire_protocol import messages as wire
 
+from tests.simulation.broker_node import BrokerNode, compiled
 from tests.simulation.peer_node import PeerNode, RunningAtLevel0
 from tests.simulation.worker_node import Running, WorkerNode
 
@@ -78,7 +79,7 @@ class StepBook:
         self.reopened = 0
         self.reopened_delivery = 0
         self.reopened_ms = -1.0
-        self.readied: tuple[int, float] | None = None  # life of the broker, time; None: loaded since then
+        self.readied: tuple[str, int, float] | None = None  # broker, its life, time; None: loaded since then
         self.backed_off = 0
         self.lost = 0
         self.held = 0
@@ -158,24 +159,29 @@ class Books:
         self.disowned_items: set[tuple[str, int, int]] = set()
         self.results: dict[tuple[str, int], wire.Results] = {}
         self.reported: dict[tuple[int, int], list[wire.Result]] = {}  # by step and delivery
-        self.succeeded: set[tuple[int, str]] = set()  # step, batch: a success reached this life of the broker
+        # By broker: steps and batches of which a success reached its present life.
+        self.succeeded: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+        self._workflows: dict[int, Workflow] = {}
         self.outputs: dict[tuple[int, int], set[bytes]] = {}
         self.resolved_outputs: set[int] = set()
         self.refused_ends: set[int] = set()  # steps that ended in rows which the database refused
         self.seen_batches: set[str] = set()
-        self.handlers_of_workers: dict[str, float] = {}  # when a worker was first sent a step of it
+        self.handlers_of_workers: dict[
+            tuple[str, str], float
+        ] = {}  # by broker: when it first sent a worker a step of it
         self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`
         self.mixed_refusals: set[str] = set()  # batches of several handlers that were refused as a whole
         self.refused_handlers: set[tuple[str, str]] = set()  # `to` of a level-0 program, and a handler it does not know
-        self.dropped_ms: dict[str, float] = {}  # by worker: when it last dropped a session
-        self.last_n: dict[str, int] = {}  # by worker: the number of its newest heartbeat or hello
-        self.reached_ms: dict[str, float] = {}  # by worker: when its last current heartbeat reached the broker
-        self.muted: set[str] = set()
+        # By broker and worker:
+        self.dropped_ms: dict[tuple[str, str], float] = {}  # when it last dropped a session
+        self.last_n: dict[tuple[str, str], int] = {}  # the number of its newest heartbeat or hello
+        self.reached_ms: dict[tuple[str, str], float] = {}  # when its last current heartbeat reached the broker
+        self.muted: set[tuple[str, str]] = set()
         self.controls: dict[tuple[str, str], str | None] = {}  # by kind and name: as their answers say
-        self.controls_asked: list[Any] = []  # commands that set them, without an answer yet
+        self.controls_asked: list[tuple[str, Any]] = []  # brokers, and commands that set them, without an answer yet
         self.died_ms: dict[str, float] = {}
-        self.dispatched_ms = -1.0
-        self.provable: set[str] = set()
+        self.dispatched_ms: dict[str, float] = {}  # by broker: when a dispatch was last committed
+        self.provable: dict[str, str] = {}  # by worker whose death can be proven on its host: the host
         self.sent_back: Counter[tuple[str, int]] = Counter()  # by worker and step
         self.unanswered: dict[tuple[str, str], int] = {}  # by worker and batch: times received without an answer
         self.numbers: Counter[str] = Counter()
@@ -189,7 +195,10 @@ class Books:
     # -- definitions --------------------------------------------------------------------------------------------------
 
     def workflow_of(self, task_id: int) -> Workflow:
-        workflow: Workflow = self.world.broker.state.workflows[self.world.tables.tasks[task_id].workflow_id]
+        number = self.world.tables.tasks[task_id].workflow_id
+        workflow = self._workflows.get(number)
+        if workflow is None:
+            workflow = self._workflows[number] = compiled(self.world.tables.workflows[number])
         return workflow
 
     def definition(self, task_id: int, index: int) -> Any:
@@ -212,13 +221,20 @@ class Books:
 
     # -- runs and workers ---------------------------------------------------------------------------------------------
 
-    def is_cut_off(self, worker_id: str, since_ms: float) -> bool:
-        """The worker died, lost its broker for a lease, or its lease is over now and it has not checked yet."""
-        if self.dropped_ms.get(worker_id, -1.0) >= since_ms:
+    def owner_of(self, number: int) -> BrokerNode:
+        """The broker that owns the lane of this task or step, or owned it last."""
+        owner = self.world.owner_of(number)
+        assert owner is not None, number
+        return owner
+
+    def is_cut_off(self, worker_id: str, step_id: int, since_ms: float) -> bool:
+        """The worker died, lost the step's broker for a lease, or its lease is over now and it has not checked yet."""
+        broker = self.owner_of(step_id).id
+        if self.dropped_ms.get((broker, worker_id), -1.0) >= since_ms:
             return True
         for worker in self.world.workers:
             if worker.is_alive and worker.id == worker_id:
-                peer = worker.session.brokers.get("b1")
+                peer = worker.session.brokers.get(broker)
                 return peer is None or peer.lease.until_ms <= worker.now()
         return True
 
@@ -228,7 +244,8 @@ class Books:
 
     def is_result_overdue(self, run: Run) -> bool:
         """The run ended in time, but no copy of its result arrived in all the time allowed for it."""
-        wait_ms = run.timeout_ms + limits.TIMEOUT_GRACE_MS + self.world.broker.settings.bus.lease_ms
+        lease_ms = self.owner_of(run.running.run.item[0]).settings.bus.lease_ms
+        wait_ms = run.timeout_ms + limits.TIMEOUT_GRACE_MS + lease_ms
         return self.world.now - run.at_ms >= CLOCK_SHARE * wait_ms
 
     def had_level0_lease(self, book: StepBook, delivery: int) -> bool:

@@ -7,34 +7,36 @@ from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 
+from tests.simulation.broker_node import BrokerNode
+
 from .books import Books
 
 
-def asked(books: Books, command: Any) -> None:
+def asked(books: Books, broker: BrokerNode, command: Any) -> None:
     if _set_by(command) is not None:
-        books.controls_asked.append(command)
+        books.controls_asked.append((broker.id, command))
 
 
-def answered(books: Books, command: Any, answer: Any) -> None:
+def answered(books: Books, broker: BrokerNode, command: Any, answer: Any) -> None:
     change = _set_by(command)
     if change is None:
         return
-    books.controls_asked.remove(command)
+    books.controls_asked.remove((broker.id, command))
     if not isinstance(answer, CommandRefused):
         name, value = change
         books.controls[name] = value
 
 
-def check_start(books: Books) -> None:
+def check_start(books: Books, broker: BrokerNode) -> None:
     """A broker has started. A command without an answer may have been stored or not."""
-    changes = [change for command in books.controls_asked if (change := _set_by(command)) is not None]
+    changes = [change for _, command in books.controls_asked if (change := _set_by(command)) is not None]
     for name in {*books.controls, *(name for name, _ in changes)}:
         possible = {books.controls.get(name), *(value for each, value in changes if each == name)}
-        now = _now(books, name)
+        now = _now(broker, name)
         if now not in possible and not _has_ended(books, name):
             books.fail("P1 what an operator set survives a restart", f"{name} is {now}, and was set to {possible}")
         books.controls[name] = now
-    books.controls_asked.clear()
+    books.controls_asked = [asked for asked in books.controls_asked if asked[0] != broker.id]
 
 
 def _set_by(command: Any) -> tuple[tuple[str, str], str | None] | None:
@@ -51,8 +53,8 @@ def _set_by(command: Any) -> tuple[tuple[str, str], str | None] | None:
     return None
 
 
-def _now(books: Books, name: tuple[str, str]) -> str | None:
-    state, (kind, of) = books.world.broker.state, name
+def _now(broker: BrokerNode, name: tuple[str, str]) -> str | None:
+    state, (kind, of) = broker.state, name
     if kind == "breaker":
         guard = state.guards.by_handler.get(of)
         return None if guard is None or not guard.breaker.is_forced else str(guard.breaker.state)

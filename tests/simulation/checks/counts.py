@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.simulation import recount
+from tests.simulation.broker_node import BrokerNode
 
 from .books import Books
 
@@ -16,34 +17,36 @@ COUNTERS: Final = (
 )
 
 
-def check_recount(books: Books) -> None:
+def check_recount(books: Books, broker: BrokerNode) -> None:
     try:
-        recount.check(books.world.broker.state)
+        recount.check(broker.state)
     except AssertionError as error:
         books.fail("P9 counts equal a recount", f"{error}")
 
 
-def add_counters(books: Books) -> None:
+def add_counters(books: Books, broker: BrokerNode) -> None:
     """Keep the counters of a broker that ends."""
-    counters = books.world.broker.state.counters
+    counters = broker.state.counters
     for name in COUNTERS:
         books.numbers[name] += getattr(counters, name)
 
 
 def fail_unsettled(books: Books) -> None:
-    """Every task has ended, but the broker or a worker still holds something."""
-    state = books.world.broker.state
+    """Every task has ended, but a broker or a worker still holds something."""
     busy = {w.id: w.session.holding(w.now()) for w in books.world.workers if w.is_alive and not w.session.is_idle}
-    lanes = [(lane.is_idle, lane.is_open) for lane in state.outbox.lanes.values()]
     books.fail(
-        "P9 nothing is left at the end",
-        f"tasks {list(state.tasks)}, sends held {len(state.outbox)}, lanes {lanes}, loads {state.loads}, held by "
-        f"workers {busy}",
+        "P9 nothing is left at the end", f"{', '.join(map(_left_at, books.world.brokers))}, held by workers {busy}"
     )
 
 
-def check_released(books: Books) -> None:
-    state = books.world.broker.state
+def _left_at(broker: BrokerNode) -> str:
+    state = broker.state
+    lanes = [(lane.is_idle, lane.is_open) for lane in state.outbox.lanes.values()]
+    return f"tasks {list(state.tasks)}, sends held {len(state.outbox)}, lanes {lanes}, loads {state.loads}"
+
+
+def check_released(books: Books, broker: BrokerNode) -> None:
+    state = broker.state
     left = {
         "open_steps": state.open_steps,
         "open_by_namespace": len(state.open_by_namespace),

@@ -83,4 +83,4 @@ def _may_overlap(books: Books, book: StepBook, before: Run) -> bool:
         return True
     if before.worker.at_level0:
         return before.delivery in book.taken_back  # the broker cannot stop a level-0 handler
-    return books.is_cut_off(before.running.worker, before.at_ms)
+    return books.is_cut_off(before.running.worker, before.running.run.item[0], before.at_ms)

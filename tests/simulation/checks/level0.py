@@ -5,6 +5,7 @@ from typing import Any
 from stepwire_broker.core.model.live import LEVEL0
 from stepwire_protocol import messages as wire
 
+from tests.simulation.broker_node import BrokerNode
 from tests.simulation.peer_node import HANDLER
 
 from .books import Books, StepBook
@@ -12,18 +13,20 @@ from .books import Books, StepBook
 UNKNOWN = "unknown_handler"
 
 
-def note_sent_to_worker(books: Books, message: wire.Steps) -> None:
+def note_sent_to_worker(books: Books, broker: BrokerNode, message: wire.Steps) -> None:
     for step in message.steps:
-        books.handlers_of_workers.setdefault(step.handler_class, books.world.now)
+        books.handlers_of_workers.setdefault((broker.id, step.handler_class), books.world.now)
 
 
-def check_batch(books: Books, message: wire.StepsLevel0) -> None:
+def check_batch(books: Books, broker: BrokerNode, message: wire.StepsLevel0) -> None:
     """After a worker was sent a step of a handler, its steps go to level 0 only by name, over all restarts and deaths.
     A batch that was decided earlier may leave later, because its lane was slow."""
     configured = books.world.settings.bus.level0.handlers
     for step in message.steps:
         handler = step.handler_class
-        if handler not in configured and (configured == (HANDLER,) or _is_of_worker(books, handler, step.step_id)):
+        if handler not in configured and (
+            configured == (HANDLER,) or _is_of_worker(books, broker, handler, step.step_id)
+        ):
             books.fail(
                 "P6 level 0 gets no step of a worker's handler", f"step {step.step_id} ({handler}): {message.to}"
             )
@@ -31,10 +34,10 @@ def check_batch(books: Books, message: wire.StepsLevel0) -> None:
             books.fail("P6 a program is not asked again", f"step {step.step_id} ({handler}): {message.to}")
 
 
-def _is_of_worker(books: Books, handler: str, step_id: int) -> bool:
-    sent_ms = books.handlers_of_workers.get(handler)
+def _is_of_worker(books: Books, broker: BrokerNode, handler: str, step_id: int) -> bool:
+    sent_ms = books.handlers_of_workers.get((broker.id, handler))
     dispatched_ms = books.world.tables.steps[step_id].stored.dispatched_ms
-    decided_ms = books.world.broker.clock.true_of_wall(dispatched_ms, books.world.now)
+    decided_ms = broker.clock.true_of_wall(dispatched_ms, books.world.now)
     return sent_ms is not None and sent_ms < decided_ms
 
 

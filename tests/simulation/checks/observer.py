@@ -12,6 +12,7 @@ from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import messages as wire
 
+from tests.simulation.broker_node import BrokerNode
 from tests.simulation.peer_node import PeerNode, RunningAtLevel0
 from tests.simulation.worker_node import Running, WorkerNode
 
@@ -95,7 +96,7 @@ class Checks:
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
-    def committed(self, parts: list[Rows], audit_rows: list[AuditNew]) -> None:
+    def committed(self, lane: int, parts: list[Rows], audit_rows: list[AuditNew]) -> None:
         """The rows are durable now, and `world.tables` shows them."""
         books = self.books
         audit.check_transaction(books, parts, audit_rows)
@@ -160,10 +161,11 @@ class Checks:
         book.delivery = fact[3]
         book.held_as = None
         book.dispatched[fact[3]] = Dispatch(fact[4], fact[5], self.world.now)
-        books.dispatched_ms = self.world.now
+        broker = books.owner_of(task_id)
+        books.dispatched_ms[broker.id] = self.world.now
         definition = books.definition(task_id, fact[2])
         is_once = definition.delivery_mode == "at_most_once"
-        self.world.breakers.dispatched(definition.handler_class, is_once, fact)
+        self.world.breakers.dispatched(broker, definition.handler_class, is_once, fact)
         commands.check_dispatch(books, books.tasks[task_id], step_id)
         return Dispatched(
             task_id, fact, step_id, {i: books.steps[task_id + 1 + i].state for i in definition.depends_on}
@@ -258,11 +260,11 @@ class Checks:
 
     # -- messages of the broker ---------------------------------------------------------------------------------------
 
-    def sent(self, worker: str, body: bytes) -> None:
-        """A message to a worker leaves the broker."""
+    def sent(self, broker: BrokerNode, worker: str, body: bytes) -> None:
+        """A message to a worker leaves a broker."""
         kind = body[9:13]
         if kind == b"step":
-            self._sent_steps(worker, _steps(body))
+            self._sent_steps(broker, worker, _steps(body))
         elif kind == b'ack"':
             results.check_ack(self.books, worker, _ack(body))
         elif kind == b'go",':
@@ -270,7 +272,7 @@ class Checks:
         elif kind == b"canc":
             at_most_once.note_cancel(self.books, _cancel(body))
 
-    def _sent_steps(self, worker: str, message: wire.Steps) -> None:
+    def _sent_steps(self, broker: BrokerNode, worker: str, message: wire.Steps) -> None:
         books = self.books
         if message.batch_id in books.seen_batches:
             books.numbers["retransmitted"] += 1
@@ -278,22 +280,22 @@ class Checks:
             deliveries.check_resent(books, message)
             return
         books.seen_batches.add(message.batch_id)
-        level0.note_sent_to_worker(books, message)
+        level0.note_sent_to_worker(books, broker, message)
         erasure.check_sent(books, (step.task_id for step in message.steps))
         for step in message.steps:
             if step.step_id >= FIRST:
                 dependencies.check_shadow(books, step)
                 continue
             book = dependencies.check_sent(books, worker, message.batch_id, step)
-            retries.check_deadline(books, book, step)
+            retries.check_deadline(books, broker, book, step)
 
-    def sent_level0(self, to: str, body: bytes) -> None:
-        """A batch to a level-0 handler leaves the broker."""
+    def sent_level0(self, broker: BrokerNode, to: str, body: bytes) -> None:
+        """A batch to a level-0 handler leaves a broker."""
         books = self.books
         message = _steps_level0(body)
         erasure.check_sent(books, (step.task_id for step in message.steps))
         deliveries.check_level0_batch(books, to, message)
-        level0.check_batch(books, message)
+        level0.check_batch(books, broker, message)
         books.seen_batches.add(message.batch_id)
         worker = peer_name(to, books.world.network.granted[to].worker.principal)
         for step in message.steps:
@@ -302,14 +304,14 @@ class Checks:
             if definition.delivery_mode == "at_most_once":
                 at_most_once.check_granted(books, books.steps[step.step_id], delivery, f"step {step.step_id} to {to}")
 
-    def answered(self, command: Any, answer: Any) -> None:
+    def answered(self, broker: BrokerNode, command: Any, answer: Any) -> None:
         self.world.counts["answer", f"{type(command).__name__}: {getattr(answer, 'code', type(answer).__name__)}"] += 1
         submissions.check_answer(self.books, command, answer)
-        controls.answered(self.books, command, answer)
+        controls.answered(self.books, broker, command, answer)
 
-    def asked(self, command: Any) -> None:
-        """The broker begins to handle a command."""
-        controls.asked(self.books, command)
+    def asked(self, broker: BrokerNode, command: Any) -> None:
+        """A broker begins to handle a command."""
+        controls.asked(self.books, broker, command)
 
     def acknowledged(self, submission: "Submission", answer: TasksSubmitted) -> None:
         submissions.check_acknowledged(self.books, submission, answer)
@@ -403,7 +405,7 @@ class Checks:
         self.world.counts["log", action.event] += 1
         if action.event == "session_dropped":
             server_keys.check_dropped(self.books, worker)
-            self.books.dropped_ms[worker] = self.world.now
+            self.books.dropped_ms[action.facts.get("broker", "b1"), worker] = self.world.now
             self.books.numbers["sessions dropped"] += 1
         elif action.event == "message_refused":
             self.world.counts["refused", str(action.facts["code"])] += 1
@@ -415,25 +417,25 @@ class Checks:
         recovery.note_death(self.books, worker)
         self.world.breakers.died()
 
-    # -- the broker itself --------------------------------------------------------------------------------------------
+    # -- the brokers themselves ---------------------------------------------------------------------------------------
 
-    def broker_received(self, frame: bytes) -> None:
-        recovery.note_alive(self.books, frame)
-        reports.note_received(self.books, frame)
+    def broker_received(self, broker: BrokerNode, frame: bytes) -> None:
+        recovery.note_alive(self.books, broker, frame)
+        reports.note_received(self.books, broker, frame)
 
-    def broker_started(self) -> None:
-        controls.check_start(self.books)
-        recovery.watch_restart(self.books)
+    def broker_started(self, broker: BrokerNode) -> None:
+        controls.check_start(self.books, broker)
+        recovery.watch_restart(self.books, broker)
 
-    def broker_died(self) -> None:
-        counts.add_counters(self.books)
-        self.books.succeeded.clear()
+    def broker_died(self, broker: BrokerNode) -> None:
+        counts.add_counters(self.books, broker)
+        self.books.succeeded[broker.id].clear()
 
-    def event_handled(self) -> None:
+    def event_handled(self, broker: BrokerNode) -> None:
         self._events += 1
         if self._events % RECOUNT_EVERY == 0:
-            counts.check_recount(self.books)
-            quotas.check_open_steps(self.books)
+            counts.check_recount(self.books, broker)
+            quotas.check_open_steps(self.books, broker)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -444,9 +446,10 @@ class Checks:
         counts.fail_unsettled(self.books)
 
     def check_end(self) -> None:
-        counts.add_counters(self.books)
-        counts.check_recount(self.books)
-        counts.check_released(self.books)
+        for broker in self.world.brokers:
+            counts.add_counters(self.books, broker)
+            counts.check_recount(self.books, broker)
+            counts.check_released(self.books, broker)
         submissions.check_kept(self.books)
         erasure.check_all(self.books)
         audit.check_chain(self.books)

@@ -6,6 +6,8 @@ from typing import Any
 from stepwire_broker.core.model.states import STEP_FINAL
 from stepwire_broker.core.state import BrokerState
 
+from tests.simulation.broker_node import BrokerNode
+
 from .books import FINAL, Books
 
 
@@ -32,14 +34,13 @@ def open_steps(state: BrokerState, tables: Any) -> Counter[str]:
             counts[stored.namespace] += stored.steps
         elsewhere.update(undecided.ids)
     for row in tables.open_tasks:
-        if row.id not in elsewhere:
+        if row.id not in elsewhere and row.lane in state.outbox.lanes:
             counts[row.namespace] += sum(step.state not in FINAL for step in tables.stored_steps(row.id))
     return +counts
 
 
-def check_open_steps(books: Books) -> None:
+def check_open_steps(books: Books, broker: BrokerNode) -> None:
     """The counts of a broker that builds no large submission at the moment: the rest of one cannot be counted."""
-    broker = books.world.broker
     if not broker.is_alive or broker.state.building:
         return
     counted, true = broker.state.open_by_namespace, dict(open_steps(broker.state, books.world.tables))

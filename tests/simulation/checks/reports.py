@@ -6,6 +6,8 @@ import msgspec
 from stepwire_protocol import codec
 from stepwire_protocol import messages as wire
 
+from tests.simulation.broker_node import BrokerNode
+
 from .books import Books
 
 MESSAGE_CHARACTERS_MAX: Final = 200
@@ -17,10 +19,12 @@ def note_sent(books: Books, message: wire.Results) -> None:
         books.reported.setdefault((result.step_id, int(result.delivery)), []).append(result)  # type: ignore[arg-type]
 
 
-def note_received(books: Books, frame: bytes) -> None:
+def note_received(books: Books, broker: BrokerNode, frame: bytes) -> None:
     if frame.startswith(b"results") and b'"completed"' in frame:  # the topic carries other messages too
         message = _results(codec.split(frame)[1])
-        books.succeeded |= {(r.step_id, message.batch_id) for r in message.results if r.status == "completed"}
+        books.succeeded[broker.id] |= {
+            (r.step_id, message.batch_id) for r in message.results if r.status == "completed"
+        }
 
 
 class _Result(msgspec.Struct):

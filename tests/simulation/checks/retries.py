@@ -5,6 +5,7 @@ from typing import Any
 from stepwire_broker.core.model import events
 from stepwire_protocol import messages as wire
 
+from tests.simulation.broker_node import BrokerNode
 from tests.simulation.peer_node import RunningAtLevel0
 from tests.simulation.worker_node import Running
 
@@ -17,7 +18,7 @@ def check_timeout(books: Books, step_id: int, book: StepBook, fact: list[Any]) -
     if fact[4] != "timeout" or delivery not in book.dispatched:
         return
     worker, _, since_ms = book.dispatched[delivery]
-    if books.is_cut_off(worker, since_ms) or books.has_deadline(step_id, fact[2]):
+    if books.is_cut_off(worker, step_id, since_ms) or books.has_deadline(step_id, fact[2]):
         return
     runs = book.runs_of(delivery)
     if not any(run.was_stopped or books.is_overdue(run) or books.is_result_overdue(run) for run in runs):
@@ -54,7 +55,7 @@ def check_run_again(books: Books, book: StepBook, before: Run, running: Running 
         has_cause = before.delivery in book.taken_back
     else:
         books.numbers["runs again, lost"] += 1
-        has_cause = books.is_cut_off(before.running.worker, before.at_ms)
+        has_cause = books.is_cut_off(before.running.worker, running.run.item[0], before.at_ms)
     if not has_cause:
         books.fail("P6 no step runs again without a cause", f"{running.run.item}; {before.delivery}")
 
@@ -65,9 +66,10 @@ def check_run_again(books: Books, book: StepBook, before: Run, running: Running 
 def note_readied(books: Books, task_id: int, book: StepBook, fact: list[Any]) -> None:
     """Note when a step with a deadline first became ready, as long as it stays in memory."""
     if books.definition(task_id, fact[2]).deadline_ms is not None and book.readied is None:
-        decided_ms = books.world.broker.clock.true_of_wall(fact[1], books.world.now)
+        broker = books.owner_of(task_id)
+        decided_ms = broker.clock.true_of_wall(fact[1], books.world.now)
         if not book.delivery and not book.backed_off and not book.reopened:
-            book.readied = books.world.broker.life, decided_ms
+            book.readied = broker.id, broker.life, decided_ms
 
 
 def forget_readied(books: Books, page: events.LoadedTasks) -> None:
@@ -78,13 +80,13 @@ def forget_readied(books: Books, page: events.LoadedTasks) -> None:
             book.readied = None
 
 
-def check_deadline(books: Books, book: StepBook, step: wire.StepRequest) -> None:
+def check_deadline(books: Books, broker: BrokerNode, book: StepBook, step: wire.StepRequest) -> None:
     """While a step stays in memory, its deadline is a duration, whatever happens to the wall clock."""
     left_ms = step.metadata.deadline_ms
-    if left_ms is None or book.readied is None or book.readied[0] != books.world.broker.life:
+    if left_ms is None or book.readied is None or book.readied[:2] != (broker.id, broker.life):
         return
     deadline_ms = books.definition(step.task_id, step.step_id - step.task_id - 1).deadline_ms
-    gone_ms = books.world.now - book.readied[1]
+    gone_ms = books.world.now - book.readied[2]
     # The message may have been built long before it is sent.
     if not deadline_ms - 1.02 * gone_ms - 50.0 <= left_ms <= deadline_ms:
         books.fail(

@@ -84,7 +84,7 @@ def check_dropped(books: Books, worker: str) -> None:
     """A session has ended. A rotation alone ends none: the worker is connected again within its lease.
 
     A shorter lease than the default one may end before a silent worker tries the second key."""
-    link = books.world.network.links.get(worker)
+    link = books.world.network.links.get(("b1", worker))
     keys = books.world.server_keys
     if not keys.is_on or link is None or not books.world.faults.on <= {"server_key_rotated"}:
         return

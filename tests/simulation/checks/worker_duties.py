@@ -15,18 +15,18 @@ RETURNS_MAX: Final = 30  # of one step by one worker; the steps of a seed seldom
 
 
 def expect_answer(books: Books, worker: WorkerNode, message: wire.Steps) -> None:
-    peer = worker.session.brokers.get("b1")
+    peer = worker.session.brokers.get(message.broker)
     if peer is not None and peer.session == message.session and worker.now() < peer.lease.until_ms:
         key = (worker.id, message.batch_id)
         books.unanswered[key] = books.unanswered.get(key, 0) + 1
-        books.world.schedule.after(ANSWER_MS, _check_answered, books, worker, worker.life, key, message.session)
+        books.world.schedule.after(ANSWER_MS, _check_answered, books, worker, worker.life, key, message)
 
 
-def _check_answered(books: Books, worker: WorkerNode, life: int, key: tuple[str, str], session: str) -> None:
+def _check_answered(books: Books, worker: WorkerNode, life: int, key: tuple[str, str], message: wire.Steps) -> None:
     if not worker.is_alive or worker.life != life or worker.is_paused:
         return
-    peer = worker.session.brokers.get("b1")
-    if key in books.unanswered and peer is not None and peer.session == session:
+    peer = worker.session.brokers.get(message.broker)
+    if key in books.unanswered and peer is not None and peer.session == message.session:
         books.fail("W3 a worker answers every batch", f"batch {key[1]} at {key[0]}")
 
 
@@ -41,7 +41,8 @@ def check_slots(books: Books, worker: WorkerNode) -> None:
 
 def check_lease(books: Books, worker: WorkerNode, item: Item) -> None:
     """A handler was entered: its worker is sure that no broker considers it dead. Also during a broker's restart."""
-    peer = worker.session.brokers.get("b1")
+    held = worker.session.holdings.get(item) if len(books.world.brokers) > 1 else None
+    peer = worker.session.brokers.get("b1") if held is None else held.peer
     if peer is None or worker.now() >= peer.lease.until_ms:
         books.fail("W a step starts within the lease", f"{item} at {worker.id}")
 
@@ -57,6 +58,8 @@ def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> 
         + (worker.slots if worker.concurrency else 0)
         + sum(ended_ms >= since_ms for ended_ms in worker.ended_ms)
     )
+    if len(books.world.brokers) > 1:
+        may_wait = 2 * (may_wait + worker.slots)  # the credit of several brokers may reach twice the capacity
     if waiting > may_wait:
         books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
 
@@ -84,7 +87,7 @@ def count_returned(books: Books, worker: WorkerNode, message: wire.Refuse) -> No
 
 def note_cancelled(books: Books, worker: WorkerNode, message: wire.Cancel) -> None:
     """A delivery that has not started when the cancel arrives never will, whether it has arrived yet or not."""
-    peer = worker.session.brokers.get("b1")
+    peer = worker.session.brokers.get(message.broker)
     if peer is None or peer.session != message.session or worker.now() >= peer.lease.until_ms:
         return
     for step_id, delivery in message.items:

@@ -8,9 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from stepwire_broker.store import stored_audit
 from stepwire_broker.store.audit_chain import AuditHead, AuditRow, hash_of
-from stepwire_broker.store.sqlite.audit import chains, rows, verify
-from stepwire_broker.store.sqlite.check import check
+from stepwire_broker.store.checking import check
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 
 from tests.store.conformance.test_audit import ages, prune
 from tests.store.running import Running
@@ -26,12 +27,12 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         run.write(audit=ages(500, 450, 3, 3, 2, 2, 1, 0))
         assert prune(run) == 2
     with closing(sqlite3.connect(place, isolation_level=None)) as opened:
-        assert list(verify(opened)) == []
+        assert list(stored_audit.verify(SqliteState(opened))) == []
         yield opened
 
 
 def stored(connection: sqlite3.Connection, n: int) -> AuditRow:
-    return next(row for row in rows(connection) if row.n == n)
+    return next(row for row in stored_audit.rows(SqliteState(connection)) if row.n == n)
 
 
 def add(connection: sqlite3.Connection, row: AuditRow) -> None:
@@ -97,21 +98,21 @@ def test_tampering_is_found_and_the_row_is_named(
     connection: sqlite3.Connection, tamper: Callable[[sqlite3.Connection], object], named: str
 ) -> None:
     tamper(connection)
-    found = list(verify(connection))
+    found = list(stored_audit.verify(SqliteState(connection)))
     assert found, "the tampering was not found"
     assert f"audit {named} of lane" in found[0], found
-    assert found[0] in check(connection, None, lambda done, total: None).findings
+    assert found[0] in check(SqliteState(connection), None, lambda done, total: None).findings
 
 
 def test_a_rewritten_end_is_found_by_a_stored_head_only(connection: sqlite3.Connection) -> None:
     """A writer that computes every later hash again, and the end of the chain, leaves no trace in the database."""
-    heads = [chain.head for chain in chains(connection)]
+    heads = [chain.head for chain in stored_audit.chains(SqliteState(connection))]
     connection.execute("UPDATE audit SET principal = 'another' WHERE n = 5")
     for n in range(5, ROWS + 1):
         recompute(connection, n)
     connection.execute("UPDATE audit_chains SET hash = (SELECT hash FROM audit WHERE n = ?)", (ROWS,))
-    assert list(verify(connection)) == []
-    (found,) = verify(connection, heads)
+    assert list(stored_audit.verify(SqliteState(connection))) == []
+    (found,) = stored_audit.verify(SqliteState(connection), heads)
     assert f"audit row {ROWS} of lane 1" in found
 
 
@@ -124,16 +125,16 @@ def test_an_older_copy_of_the_database_is_found_by_a_stored_head(tmp_path: Path)
         run.write(audit=ages(1))
         heads = [chain.head for chain in run.queries.audit_chains()]
     with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
-        (found,) = verify(connection, heads)
+        (found,) = stored_audit.verify(SqliteState(connection), heads)
     assert "audit row 3 of lane 1" in found
     assert "older copy" in found
 
 
 def test_a_head_from_before_the_cut_is_no_fault_and_one_at_the_cut_is_compared(connection: sqlite3.Connection) -> None:
-    assert list(verify(connection, [AuditHead(1, 1, "0" * 64)])) == []
-    (chain,) = chains(connection)
-    assert list(verify(connection, [AuditHead(1, 2, chain.cut_hash)])) == []
-    (found,) = verify(connection, [AuditHead(1, 2, "0" * 64)])
+    assert list(stored_audit.verify(SqliteState(connection), [AuditHead(1, 1, "0" * 64)])) == []
+    (chain,) = stored_audit.chains(SqliteState(connection))
+    assert list(stored_audit.verify(SqliteState(connection), [AuditHead(1, 2, chain.cut_hash)])) == []
+    (found,) = stored_audit.verify(SqliteState(connection), [AuditHead(1, 2, "0" * 64)])
     assert "audit row 2 of lane 1" in found
 
 

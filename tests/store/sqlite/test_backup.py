@@ -16,12 +16,13 @@ import pytest
 from stepwire_broker.core.definitions.settings import RetentionSettings
 from stepwire_broker.core.model.commit_group import ControlChanged
 from stepwire_broker.store import StoreRefused
+from stepwire_broker.store.checking import Checked, check
 from stepwire_broker.store.errors import InUse, NotThere, WouldReplace
 from stepwire_broker.store.sqlite import opening
 from stepwire_broker.store.sqlite.backup import backup, open_stored
-from stepwire_broker.store.sqlite.check import Checked, check
 from stepwire_broker.store.sqlite.restore import RestoredBackup, restore
 from stepwire_broker.store.sqlite.status import Status, status
+from stepwire_broker.store.sqlite.stored_state import SqliteState
 
 from tests.store.running import Running
 from tests.store.stored_rows import NOW, fact, submission
@@ -50,7 +51,7 @@ def put_back(file: Path, path: Path, wall_ms: int | None = None, **more: Any) ->
 
 def checked(path: Path) -> Checked:
     with contextlib.closing(open_stored(path)) as connection:
-        return check(connection, None, nothing)
+        return check(SqliteState(connection), None, nothing)
 
 
 def looked_at(path: Path) -> Status:

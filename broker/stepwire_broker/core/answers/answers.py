@@ -1,8 +1,8 @@
 """The answers to commands. The API gives each its HTTP status; the embedded broker raises or returns it."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from .hints import Hint
 
@@ -47,6 +47,12 @@ class CommandRefused(Answer, frozen=True):
     owner: str = ""  # the namespace
 
 
+# Refusals of an order that say nothing about its command: the same broker, or the next owner, carries it out later.
+PASSING: Final[frozenset[RefusedCode]] = frozenset(
+    {"draining", "starting", "database_locked", "disk_full", "database_read_only", "database_unavailable"}
+)
+
+
 class TasksSubmitted(Answer, frozen=True):
     """`task_ids[i]` is the task of the i-th submission; it is new when `created[i]`."""
 
@@ -68,3 +74,8 @@ class Done(Answer, frozen=True):
     task_id: int
     state: str
     attention: str | None = None
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the answer as JSON with its kind, for another broker: see sharing/order_texts.py."""
+    return json.encode([type(answer).__name__, answer]).decode()

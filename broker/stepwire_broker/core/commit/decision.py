@@ -7,6 +7,7 @@ from stepwire_protocol.messages import BrokerMessage
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.core.model.events import Command
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
 
@@ -55,7 +56,36 @@ class FetchPayloads(Struct, frozen=True):
     step_ids: list[int]
 
 
-Read: TypeAlias = LoadPage | LoadById | LoadBySteps | FetchPayloads
+class LookAround(Struct, frozen=True):
+    """Read the open orders of these lanes, and the highest revision of `controls`."""
+
+    request: int
+    lanes: tuple[int, ...]
+
+
+class ReadCatalogue(Struct, frozen=True):
+    """Read controls, blocks of ids, the active versions of workflows, and the workflows that are not known."""
+
+    request: int
+    known: frozenset[int]
+
+
+Read: TypeAlias = LoadPage | LoadById | LoadBySteps | FetchPayloads | LookAround | ReadCatalogue
+
+
+class OrderToStore(Struct, frozen=True):
+    """Store this command for the owner of the lane, and answer the request with the owner's answer."""
+
+    request: int
+    lane: int
+    command: Command
+
+
+class WaitElsewhere(Struct, frozen=True):
+    """Answer the request when the task ends or needs an operator. Another broker owns the task, so its rows tell."""
+
+    request: int
+    task_id: int
 
 
 class WatchProcess(Struct, frozen=True):
@@ -122,6 +152,8 @@ class Decision(Struct):
     sends: list[ToWorker] = []
     answers: list[ToRequest] = []
     reads: list[Read] = []
+    orders: list[OrderToStore] = []
+    waits: list[WaitElsewhere] = []
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
@@ -136,6 +168,8 @@ class Decision(Struct):
             or self.sends
             or self.answers
             or self.reads
+            or self.orders
+            or self.waits
             or self.watches
             or self.handouts
             or self.grants

@@ -20,6 +20,7 @@ from stepwire_broker.core.model.commit_group import (
     CommitGroup,
     ControlChanged,
     HistoryRow,
+    OrderAnswer,
     Parked,
     StallCode,
     StepChanged,
@@ -104,6 +105,7 @@ class LaneState(Struct):
     controls: list[ControlChanged] = []
     parked: list[Parked] = []
     audit: list[AuditNew] = []
+    orders_answered: list[OrderAnswer] = []
     reserve_ids: int = 0
     unused_ids: tuple[int, int] | None = None
     promised: bool = False  # sends wait for the open group, so it is written even if it is empty
@@ -126,6 +128,7 @@ class LaneState(Struct):
             or self.controls
             or self.parked
             or self.audit
+            or self.orders_answered
             or self.reserve_ids
             or self.unused_ids
             or self.promised
@@ -172,12 +175,15 @@ class Outbox:
             lane.dirty[task.id] = task
 
     def withdraw(self, task: Task) -> None:
-        """Write nothing of this task in the open group, and no audit of commands whose effects are withdrawn."""
-        lane = self.lanes[task.lane]
-        audit = [row for row in lane.audit if row.part != ("task", task.id)]
-        if lane.dirty.pop(task.id, None) is not None or len(audit) < len(lane.audit):
+        """Write nothing of this task in the open group, no audit of commands whose effects are withdrawn, and no answer
+        to orders that had these effects."""
+        lane, part = self.lanes[task.lane], ("task", task.id)
+        audit = [row for row in lane.audit if row.part != part]
+        orders = [row for row in lane.orders_answered if row.part != part]
+        is_less = len(audit) < len(lane.audit) or len(orders) < len(lane.orders_answered)
+        if lane.dirty.pop(task.id, None) is not None or is_less:
             lane.promised = True
-        lane.audit = audit
+        lane.audit, lane.orders_answered = audit, orders
 
     def send(self, send: Send) -> None:
         lane = self._only
@@ -218,6 +224,7 @@ class Outbox:
             controls=lane.controls,
             parked=lane.parked,
             audit=lane.audit,
+            orders_answered=lane.orders_answered,
             reserve_ids=lane.reserve_ids,
             unused_ids=lane.unused_ids,
             bytes=lane.bytes,
@@ -230,7 +237,7 @@ class Outbox:
         lane.handed_mono = now.mono
         lane.dirty = {}
         lane.submissions, lane.workflows, lane.activations, lane.controls, lane.parked = [], [], [], [], []
-        lane.audit = []
+        lane.audit, lane.orders_answered = [], []
         lane.reserve_ids = lane.bytes = 0
         lane.unused_ids = None
         lane.promised = False

@@ -1,9 +1,9 @@
 """The protocols by which the core and the stages use the outside: the shipped adapters, or the simulation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads
+from stepwire_broker.core.definitions.stored_rows import Catalogue, LeftBehind, Loaded, Payloads, StoredOrder
 from stepwire_broker.core.model.events import Now
 
 
@@ -50,3 +50,12 @@ class LoadQueries(Protocol):
 
     def load_payloads(self, task_ids: Sequence[int], step_ids: Sequence[int]) -> Payloads:
         """Whole contexts and outputs, of any size."""
+
+    def catalogue(self, known: Collection[int]) -> Catalogue:
+        """Return what every broker keeps in memory, with the workflows whose ids are not in `known`."""
+
+    def open_orders(self, lanes: Sequence[int], limit: int) -> list[StoredOrder]:
+        """Return orders of these lanes that have no answer, the oldest first."""
+
+    def controls_revision(self) -> int:
+        """Return the highest revision of `controls`. It rises with every change of controls and workflows."""

@@ -104,6 +104,25 @@ class StoredControl(NamedTuple):
     position: int
 
 
+class StoredOrder(NamedTuple):
+    """A command that another broker stored for the owner of a lane, and that has no answer yet."""
+
+    lane: int
+    id: int
+    age_ms: int  # by the clock of the database
+    request: str  # JSON
+
+
+class Catalogue(NamedTuple):
+    """The rows that every broker keeps in memory, as of one moment."""
+
+    revision: int  # the highest of `controls`
+    controls: list[StoredControl]
+    workflows: list[StoredWorkflow]  # those that were asked for
+    active: list[int]
+    blocks: dict[int, int]  # by number: the lane
+
+
 class TakenLane(Struct, frozen=True):
     """A lane as it is when this broker begins to own it. Its rows were read after the lane was taken."""
 
@@ -127,6 +146,8 @@ class Opened(Struct, frozen=True):
     lanes: tuple[TakenLane, ...]  # may be empty: other brokers own the lanes
     workflows: list[StoredWorkflow]
     controls: list[StoredControl] = []  # by kind and name
+    revision: int = 0  # the highest of `controls`
+    is_shared: bool = False  # several brokers can use this database at a time
 
     @property
     def open_tasks(self) -> int:

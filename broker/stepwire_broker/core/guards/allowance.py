@@ -8,7 +8,7 @@ Steps that must wait stay `ready`, keep their position in the queue, and use no 
 forced is stored. Other breakers and budgets are not: they are closed and new after a restart.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, Literal, assert_never
 
 from stepwire_protocol.messages import ErrorDetail
@@ -372,6 +372,27 @@ def on_set_breaker(state: BrokerState, event: SetBreaker, now: Now) -> None:
     part: AuditPart = ("control", f"{change.kind} {change.name}")
     state.audit(event, "set_breaker", f"handler {handler_class}", now, part=part, reason=event.reason, detail=detail)
     state.answer(event.request, BreakerSet(handler_class, breaker.state, breaker.is_forced))
+
+
+def apply_forced(state: BrokerState, forced: Mapping[str, ForcedBreaker], own: Set[str], now: Now) -> None:
+    """Hold the breakers that operators forced at any broker, and release the others. `own`: changed here a moment
+    ago."""
+    for handler_class, wanted in forced.items():
+        guard = guard_of(state, handler_class, now)
+        if guard is None or (guard.breaker.is_forced and guard.breaker.state == wanted.state):
+            continue
+        guard.reason = wanted.reason
+        before = guard.breaker.turn
+        if wanted.state == "open":
+            guard.breaker.force_open()
+        else:
+            guard.breaker.force_closed()
+        _after_turn(state, guard, before, now)
+    for guard in list(state.guards.by_handler.values()):
+        if guard.breaker.is_forced and guard.handler_class not in forced and guard.handler_class not in own:
+            before = guard.breaker.turn
+            guard.breaker.automatic(now.mono)
+            _after_turn(state, guard, before, now)
 
 
 def _is_known(state: BrokerState, handler_class: str) -> bool:

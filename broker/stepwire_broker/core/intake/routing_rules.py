@@ -81,6 +81,13 @@ def _with(before: tuple[PlacedRule, ...], rule: RuleSettings) -> tuple[tuple[Pla
     return (changed, *before), changed
 
 
+def use_rules(state: BrokerState, rules: tuple[PlacedRule, ...]) -> None:
+    """Route by these run-time rules, which another broker may have stored."""
+    if rules != state.runtime_rules:
+        state.runtime_rules = rules
+        state.route_by(_router(state, state.router.settings))
+
+
 def on_reconfigure(state: BrokerState, event: Reconfigure, now: Now) -> None:
     """Route by a configuration that was read again and checked."""
     state.route_by(_router(state, event.execution))

@@ -71,6 +71,8 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is None:
         for number, new in enumerate(event.tasks):
             workflow = _workflow_of(state, new)
+            if workflow is None and state.catalogue.look_up(event, state):
+                return
             if workflow is None:
                 refused = _no_such_workflow(state, new, number, len(event.tasks))
                 break

@@ -1,5 +1,7 @@
 """Workflows: applying a version, which is stored once and never changes, and choosing the active version."""
 
+from typing import Final
+
 from stepwire_broker.core.answers.answers import Applied, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -9,6 +11,8 @@ from stepwire_broker.core.state import BrokerState
 
 from .submission import intake_refused
 from .unknown_workflow import unknown_workflow
+
+ACTIVE: Final = "active"  # the kind of a change of the active version, among changes of controls
 
 
 def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
@@ -55,6 +59,10 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
             ),
         )
         return
+    if state.is_shared and event.activate and outcome.created:
+        lane = state.outbox.lanes[min(state.outbox.lanes)]
+        state.catalogue.changed((ACTIVE, full_name(workflow)), lane.number, lane.committed)
+        state.catalogue.commit(lane.number, lane.committed, state.reads)
     # Applying an existing version changes nothing, and does not make it the active version.
     add_workflow(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
     state.answer(
@@ -74,16 +82,25 @@ def add_workflow(state: BrokerState, workflow: Workflow, active: bool) -> None:
 def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
     workflow = state.versions.get((event.namespace, event.name, event.version))
     refused = intake_refused(state)
+    if refused is None and workflow is None and state.catalogue.look_up(event, state):
+        return
     if refused is None and workflow is None:
         refused = unknown_workflow(event.namespace, event.name, event.version, state.versions)
     if refused is not None or workflow is None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return
-    state.outbox.touch(min(state.outbox.lanes)).activations.append((event.request, workflow.id))
+    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane.activations.append((event.request, workflow.id))
+    if state.is_shared:
+        state.catalogue.changed((ACTIVE, full_name(workflow)), lane.number, lane.handed + 1)
     part: AuditPart = ("request", event.request)
     state.audit(event, "activate_workflow", _named(workflow), now, part=part, detail={"digest": workflow.digest})
     add_workflow(state, workflow, active=True)
     state.answer(event.request, Applied(workflow.id, workflow.namespace, workflow.name, workflow.version, False))
+
+
+def full_name(workflow: Workflow) -> str:
+    return f"{workflow.namespace}::{workflow.name}"
 
 
 def _named(workflow: Workflow) -> str:

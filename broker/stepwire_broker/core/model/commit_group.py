@@ -207,6 +207,15 @@ class AuditNew(NamedTuple):
 AuditPart: TypeAlias = tuple[Literal["task", "request", "control"], int | str] | None
 
 
+class OrderAnswer(NamedTuple):
+    """UPDATE orders: the answer to a command that another broker stored for the owner of this lane. The answer is
+    written in the transaction of the command's effect, and only if the order has no answer."""
+
+    id: int
+    answer: str  # JSON
+    part: AuditPart = None  # the part of the group that has the effect
+
+
 class Key(NamedTuple):
     """An idempotency key of a submission. The first task that is inserted with the key owns it."""
 
@@ -247,6 +256,7 @@ class CommitGroup(Struct):
     erasures: list[TaskErased] = []  # after all other rows
     parked: list[Parked] = []
     audit: list[AuditNew] = []
+    orders_answered: list[OrderAnswer] = []
     reserve_ids: int = 0  # the number of further ids to reserve for tasks and steps
     unused_ids: tuple[int, int] | None = None  # reserved ids to return, from the first to the last
     bytes: int = 0  # an estimate of its size in memory

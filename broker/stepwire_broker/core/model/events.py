@@ -13,7 +13,7 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 
 from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
-from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, TakenLane
+from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
 
 from .commit_group import Outcome
@@ -53,10 +53,12 @@ class Command(Struct, frozen=True):
 
 class CommandOfOperator(Command, frozen=True, kw_only=True):
     """A command of an operator, which leaves a row in `audit`. `by`: the name of the sender's token, or its digest.
-    None: the program that embeds the broker. `via`: how the sender was identified."""
+    None: the program that embeds the broker. `via`: how the sender was identified. `request_id`: the request at the
+    broker that the sender is connected to, if that is another one."""
 
     by: str | None = None
     via: str = PROCESS
+    request_id: str | None = None
 
 
 class SubmitTasks(Command, frozen=True):
@@ -81,6 +83,13 @@ class AwaitTask(Command, frozen=True):
     """Answer when the task is terminal, or waits on a held step (`attention`)."""
 
     task_id: int
+
+
+class Explain(Command, frozen=True):
+    """Explain why this task, or this step of it, is not running."""
+
+    task_id: int
+    step: str | None = None
 
 
 class Forget(Command, frozen=True):
@@ -212,6 +221,34 @@ class LoadedPayloads(Struct, frozen=True):
     request: int
 
 
+class FoundOrder(NamedTuple):
+    """An open order of an own lane. `command` is None if this version of the program cannot read it."""
+
+    lane: int
+    id: int
+    age_ms: int
+    command: Command | None
+
+
+class LookedAround(Struct, frozen=True):
+    """The orders that other brokers stored for this one, and the revision of what all brokers keep in memory."""
+
+    request: int
+    orders: tuple[FoundOrder, ...]
+    revision: int  # the highest of `controls`
+
+
+class CatalogueRead(Struct, frozen=True):
+    """The rows that every broker keeps in memory, as of one moment."""
+
+    request: int
+    revision: int  # the highest of `controls`
+    controls: tuple[StoredControl, ...]
+    workflows: tuple[Workflow, ...]  # those that were not known
+    active: frozenset[int]
+    blocks: Mapping[int, int]  # by number: the lane
+
+
 class LoadFailed(Struct, frozen=True):
     request: int
     error: str
@@ -305,6 +342,8 @@ Event: TypeAlias = (
     | ClaimRefuted
     | LoadedTasks
     | LoadedPayloads
+    | LookedAround
+    | CatalogueRead
     | LoadFailed
     | LanesTaken
     | LoopWasLate

@@ -52,6 +52,13 @@ class Level0Handlers:
             if row.kind == KIND:
                 self._add(row.name, _decode(row.value))
 
+    def learn(self, controls: Iterable[StoredControl]) -> None:
+        """Add the offers that other brokers recorded."""
+        for row in controls:
+            if row.kind == KIND and row.name not in self.offered:
+                self._add(row.name, _decode(row.value))
+                self._allowed.clear()
+
     def allows(self, handler_class: str) -> bool:
         """True if steps of this handler may be sent to level 0."""
         allowed = self._allowed.get(handler_class)

@@ -9,7 +9,8 @@ from stepwire_broker.store.errors import NotThere, StoreRefused
 
 from .address import read_address
 from .connecting import connect_first
-from .database import check, refusals_of
+from .database import check
+from .refusals import refusals_of
 from .schema import HEAD, LANES_MAX, add_lanes, check_tables, create_tables, has_tables, read_schema_name
 
 

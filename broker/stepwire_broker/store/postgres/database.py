@@ -7,12 +7,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
-import psycopg
 from stepwire_protocol import host
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
-from stepwire_broker.store.errors import InUse, StoreRefused
+from stepwire_broker.store.errors import InUse
 from stepwire_broker.store.ports import IDS_AT_START
 from stepwire_broker.store.rows import NO_TASKS
 
@@ -20,11 +19,13 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .orders import PostgresOrders
 from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
 from .pruning import PostgresPruning
 from .queries import PostgresQueries
 from .readers import PostgresReaders
+from .refusals import refusals_of
 from .schema import check_tables, create_tables, has_tables, read_schema_name
 from .start_checks import ServerFacts, check_server
 from .statements import ColdStatements, reserved_ids
@@ -43,6 +44,7 @@ class PostgresDatabase:
         writers: dict[int, PostgresWriter],
         pruning: dict[int, PostgresPruning],
         readers: PostgresReaders[PostgresQueries],
+        orders: PostgresOrders,
         beats: Beats,
         release: Callable[[], None],
     ) -> None:
@@ -51,6 +53,7 @@ class PostgresDatabase:
         self.writers = writers
         self.pruning = pruning
         self.readers = readers
+        self.orders = orders
         self.cleaning = PostgresCleaning()
         self._beats = beats
         self._release = release
@@ -121,7 +124,8 @@ def open_database(
         except (ConnectionLost, StatementFailed):
             pass
 
-    return PostgresDatabase(opened, writers, pruning, readers, beats, release)
+    orders = PostgresOrders(partial(pipeline, "orders"), schema)
+    return PostgresDatabase(opened, writers, pruning, readers, orders, beats, release)
 
 
 def check(settings: DatabaseSettings) -> str:
@@ -228,6 +232,8 @@ def _read(
             lanes=tuple(taken(*lane) for lane in lanes),
             workflows=queries.workflows(),
             controls=queries.controls(),
+            revision=queries.controls_revision(),
+            is_shared=True,
         )
 
 
@@ -239,25 +245,3 @@ def _one(connection: PostgresConnection, statement: str, values: dict[str, Any])
     row = connection.execute(statement.encode(), values).fetchone()
     assert row is not None
     return row
-
-
-class refusals_of:
-    """Turn errors of the start into sentences for the operator."""
-
-    def __init__(self, address: PostgresAddress) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and this user lacks a right: "
-                f"{error.diag.message_primary}. Grant it, or let the owner of the tables run the broker"
-            ) from error
-        if isinstance(error, psycopg.Error | ConnectionLost | StatementFailed):
-            text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-            raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and the start failed: {text or error}"
-            ) from error

@@ -6,7 +6,7 @@ from typing import Any, Final
 from stepwire_protocol import limits, patterns
 
 from stepwire_broker.core.answers import erasing
-from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
@@ -29,7 +29,7 @@ from stepwire_broker.store.rows import (
 )
 
 from .handler_patterns import regular_expression
-from .reading import NOT_PRUNED, PostgresReading
+from .reading import NOT_PRUNED, WORKFLOW, PostgresReading
 
 TASK_STATES: Final = tuple(map(str, TaskState))
 
@@ -209,20 +209,14 @@ class PostgresPages(PostgresReading):
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
-    def controls(self) -> list[StoredControl]:
-        return self.rows(
-            StoredControl,
-            "SELECT kind, name, value, position FROM controls WHERE value IS NOT NULL ORDER BY kind, name",
-        )
-
     def workflows(self) -> list[StoredWorkflow]:
-        return self.rows(StoredWorkflow, f"SELECT {_WORKFLOW} FROM workflows ORDER BY id")  # noqa: S608
+        return self.rows(StoredWorkflow, f"SELECT {WORKFLOW} FROM workflows ORDER BY id")  # noqa: S608
 
     def workflow(self, namespace: str, name: str, version: str | None) -> StoredWorkflow | None:
         which = "active" if version is None else "version = %(version)s"
         workflows = self.rows(
             StoredWorkflow,
-            f"SELECT {_WORKFLOW} FROM workflows WHERE namespace = %(namespace)s AND name = %(name)s AND {which}",  # noqa: S608
+            f"SELECT {WORKFLOW} FROM workflows WHERE namespace = %(namespace)s AND name = %(name)s AND {which}",  # noqa: S608
             {"namespace": namespace, "name": name, "version": version},
         )
         return workflows[0] if workflows else None
@@ -327,7 +321,6 @@ _OF_KEY: Final = (
 
 _STEPS: Final = "steps JOIN tasks ON tasks.id = steps.task_id"
 
-_WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active::int"
 
 # Only sizes decide which outputs are included: an output that is left out is not read.
 _FIRST_OUTPUTS: Final = """

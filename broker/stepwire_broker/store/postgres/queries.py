@@ -2,7 +2,9 @@
 
 from .loading import PostgresLoading
 from .pages import PostgresPages
+from .shared_rows import PostgresSharedRows
 
 
-class PostgresQueries(PostgresLoading, PostgresPages):
-    """The port store/queries.py. Load queries serve the core, page queries serve people."""
+class PostgresQueries(PostgresLoading, PostgresPages, PostgresSharedRows):
+    """The port store/queries.py. Load queries serve the core, page queries serve people, and shared
+    rows serve other brokers."""

@@ -14,6 +14,9 @@ tasks.id NOT IN (SELECT noted.id::bigint FROM meta, json_array_elements_text(met
  WHERE meta.name LIKE 'pruning %%')""".strip()
 
 
+WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active::int"
+
+
 class PostgresReading:
     """A connection to read on, whose search_path is the schema. All statements of its transaction see one state."""
 

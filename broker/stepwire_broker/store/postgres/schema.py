@@ -11,7 +11,8 @@ from .connecting import PostgresConnection
 
 LANES: Final = 8
 LANES_MAX: Final = 64
-HEAD: Final = "0001"  # the tables' version, in `meta`
+HEAD: Final = "0001"  # the version of the tables
+SCHEMA: Final = "schema"  # in `meta`: the version of the tables that exist
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 TABLES: Final = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")

@@ -125,6 +125,7 @@ AUDIT: Final = {
     "request_id": "text",
     "hash": "text",
 }
+ORDERS: Final = {"id": "bigint", "answer": "text"}
 HISTORY: Final = {
     "lane_id": "int",
     "seq": "bigint",
@@ -180,6 +181,7 @@ class ColdStatements:
         self._make_keys(schema)
         self._make_workflows(schema)
         self._make_records(schema)
+        self._make_shared(schema)
 
     def _make_keys(self, schema: str) -> None:
         keys = "json_to_recordset($1::json) AS v (n int, namespace text, key text, digest text, task_id bigint)"
@@ -272,6 +274,15 @@ class ColdStatements:
             f"INSERT INTO {schema}.audit_chains (lane, n, hash, cut_n, cut_hash) "  # noqa: S608
             "VALUES ($1::int, $2::bigint, $3::text, 0, $4::text) "
             "ON CONFLICT (lane) DO UPDATE SET n = excluded.n, hash = excluded.hash",
+        )
+
+    def _make_shared(self, schema: str) -> None:
+        # The rows, their number, and the lane. The request is not needed from then on, and may hold a payload.
+        self.answer_orders = Statement(
+            "answer_orders",
+            f"WITH found AS (UPDATE {schema}.orders AS t SET answer = v.answer, request = '' "  # noqa: S608
+            f"FROM {_rows(ORDERS)} WHERE t.lane = $3::int AND t.id = v.id AND t.answer IS NULL RETURNING 1) "
+            f"{missing('orders')} FROM found",
         )
         # The number of ids and the lane: from the lane's last block, or from a new one if they do not fit.
         self.reserve_ids = Statement(

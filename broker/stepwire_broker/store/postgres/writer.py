@@ -11,8 +11,17 @@ from typing import Any, Final
 import msgspec
 
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
-from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, ControlChanged, Key, Parked, WorkflowNew
+from stepwire_broker.core.model.commit_group import (
+    AuditNew,
+    CommitGroup,
+    ControlChanged,
+    Key,
+    OrderAnswer,
+    Parked,
+    WorkflowNew,
+)
 from stepwire_broker.store.audit_chain import START, AuditHead, linked, storable
+from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
 
@@ -21,7 +30,7 @@ from .fence import Fence, Position, raised
 from .group_rows import GroupRows
 from .pipeline import BEGIN, COMMIT, Pipeline, Row, Statement, StatementCall, StatementReply, Value
 from .row_lists import rows_of
-from .statements import AUDIT, PARKED, ColdStatements, reserved_ids
+from .statements import AUDIT, ORDERS, PARKED, ColdStatements, reserved_ids
 from .trips import Trips
 from .troubles import trouble_of
 
@@ -120,9 +129,6 @@ class PostgresWriter:
     def _ask(self, statement: Statement, *values: Value) -> list[Row]:
         return self._send(StatementCall(statement, values))[-1].rows
 
-    def _change(self, statement: Statement, *values: Value) -> int:
-        return self._send(StatementCall(statement, values))[-1].changed
-
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, rows: Rows) -> None:
@@ -152,8 +158,12 @@ class PostgresWriter:
         self.trips.later(self._cold.add_audit, rows_of(AUDIT, rows))
         self.trips.later(self._cold.move_audit_end, self._lane, rows[-1].n, rows[-1].hash, START)
 
+    def answer_orders(self, answers: Sequence[OrderAnswer]) -> None:
+        rows = [(each.id, each.answer) for each in answers]
+        self.trips.later(self._cold.answer_orders, rows_of(ORDERS, rows), len(rows), self._lane)
+
     def claim_keys(self, claims: Sequence[Key]) -> int:
-        return self._change(self._cold.claim_keys, _keys(claims))
+        return self._send(StatementCall(self._cold.claim_keys, (_keys(claims),)))[-1].changed
 
     def key_owners(self, claims: Sequence[Key]) -> dict[Name, KeyOwner]:
         rows = self._ask(self._cold.key_owners, _keys(claims))
@@ -164,13 +174,15 @@ class PostgresWriter:
 
     def add_workflow(self, new: WorkflowNew) -> bool:
         values = (new.namespace, new.name, new.version, new.digest, new.document.decode(), new.created_ms)
-        return self._change(self._cold.add_workflow, *values) == 1
+        self.set_control(CATALOGUE_CHANGED)
+        return self._send(StatementCall(self._cold.add_workflow, values))[-1].changed == 1
 
     def find_workflow(self, namespace: str, name: str, version: str) -> StoredDigest:
         ((workflow_id, digest),) = self._ask(self._cold.find_workflow, namespace, name, version)
         return StoredDigest(_int(workflow_id), _text(digest))
 
     def activate(self, workflow_id: int) -> None:
+        self.set_control(CATALOGUE_CHANGED)
         self.trips.later(self._cold.deactivate, workflow_id)
         self.trips.later(self._cold.activate, workflow_id)
 

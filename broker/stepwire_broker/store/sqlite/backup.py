@@ -11,7 +11,9 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from stepwire_broker.core.model.commit_group import AuditNew, CommitGroup, Committed
+from stepwire_broker.core.model.commit_group import CommitGroup, Committed
+from stepwire_broker.store.audit_chain import command_row
+from stepwire_broker.store.contents import MADE
 from stepwire_broker.store.errors import NotThere, StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
 
@@ -21,8 +23,6 @@ from .migrate import HEAD, revision
 from .writer import SqliteWriter
 
 PAGES_A_STEP: Final = 1_024  # pages copied between two calls of `progress`
-
-MADE: Final = "backup"  # in `meta` of a backup and of a restored database: the time of the backup
 
 Progress: TypeAlias = Callable[[str, int, int], object]  # the name of the work, the amount done, the whole amount
 
@@ -71,19 +71,13 @@ def record_backup(path: Path, file: Path, wall_ms: int) -> None:
             if revision(connection) != HEAD:
                 return
             lane = lane_of(connection)
-            row = audit_row("backup_database", f"file {file.name}", {}, wall_ms)
+            row = command_row("backup_database", f"file {file.name}", {}, wall_ms)
             group = CommitGroup(lane=lane.id, seq=lane.seq + 1, audit=[row])
             outcome = Writing(lane.id, SqliteWriter(connection, path, lane), group).attempt()
             if not isinstance(outcome, Committed):
                 raise StoreRefused(f"the backup could not be recorded in the audit: {outcome}")
     finally:
         lock.release()
-
-
-def audit_row(action: str, target: str, detail: dict[str, object], wall_ms: int) -> AuditNew:
-    """A row about a command that writes to the database without a broker. Its principal is the user of the process."""
-    text = msgspec.json.encode(detail).decode()
-    return AuditNew(wall_ms, f"uid-{os.geteuid()}", "command", action, target, "", text, "done", None)
 
 
 def open_stored(path: Path) -> sqlite3.Connection:

@@ -1,9 +1,12 @@
 """An open SQLite database of a broker: the lock of its file, the writing connection, and the reading connections."""
 
 import sqlite3
+from pathlib import Path
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.store.contents import COPIED, note
+from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import IDS_AT_START, LANE
 from stepwire_broker.store.rows import NO_TASKS
 
@@ -13,6 +16,7 @@ from .migrate import migrate
 from .pruning import SqlitePruning
 from .queries import SqliteQueries
 from .readers import SqliteReaders
+from .stored_state import SqliteState
 from .writer import OwnedLane, SqliteWriter, reserve_ids
 
 
@@ -24,6 +28,7 @@ class SqliteDatabase:
         self.file = writer.path
         self.writers = {taken.lane: writer for taken in opened.lanes}
         self.readers = readers
+        self.orders = None  # no other broker can use the file
         self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
@@ -46,6 +51,7 @@ def open_database(
         connection = opening.open_writer(path)
         try:
             migrate(connection)
+            _refuse_copied(connection, path)
             lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
             writer = SqliteWriter(connection, path, lane)
             readers = SqliteReaders(path, settings.pool_size)
@@ -56,6 +62,16 @@ def open_database(
         lock.release()
         raise
     return SqliteDatabase(lock, writer, readers, opened)
+
+
+def _refuse_copied(connection: sqlite3.Connection, path: Path) -> None:
+    """Two brokers of one deployment would run the same steps."""
+    copied = note(SqliteState(connection), COPIED)
+    if copied is not None:
+        raise StoreRefused(
+            f"{path} was copied to {copied['to']}: set database.url to that database. To return to the file, "
+            "restore a backup of it"
+        )
 
 
 def lane_of(connection: sqlite3.Connection) -> OwnedLane:

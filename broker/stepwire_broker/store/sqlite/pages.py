@@ -8,7 +8,7 @@ import msgspec
 from stepwire_protocol import limits, patterns
 
 from stepwire_broker.core.answers import erasing
-from stepwire_broker.core.definitions.stored_rows import StoredControl, StoredWorkflow
+from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
 from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
@@ -30,7 +30,7 @@ from stepwire_broker.store.rows import (
     WorkflowRow,
 )
 
-from .reading import NOT_PRUNED, Reading, json_list
+from .reading import NOT_PRUNED, WORKFLOW, Reading, json_list
 
 TASK_STATES: Final = tuple(map(str, TaskState))
 
@@ -211,21 +211,14 @@ class PageQueries(Reading):
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
-    def controls(self) -> list[StoredControl]:
-        return self.rows(
-            StoredControl,
-            "SELECT kind, name, value, position FROM controls WHERE value IS NOT NULL ORDER BY kind, name LIMIT -1",
-            {},
-        )
-
     def workflows(self) -> list[StoredWorkflow]:
-        return self.rows(StoredWorkflow, f"SELECT {_WORKFLOW} FROM workflows ORDER BY id LIMIT -1", {})  # noqa: S608
+        return self.rows(StoredWorkflow, f"SELECT {WORKFLOW} FROM workflows ORDER BY id LIMIT -1", {})  # noqa: S608
 
     def workflow(self, namespace: str, name: str, version: str | None) -> StoredWorkflow | None:
         workflows = self.rows(
             StoredWorkflow,
             f"""
-            SELECT {_WORKFLOW} FROM workflows
+            SELECT {WORKFLOW} FROM workflows
             WHERE namespace = :namespace AND name = :name
              AND CASE WHEN :version IS NULL THEN active ELSE version = :version END
             """,  # noqa: S608
@@ -329,7 +322,6 @@ _OF_KEY: Final = """
 tasks.id IN (SELECT task_id FROM keys WHERE namespace IN (SELECT DISTINCT namespace FROM workflows) AND key = :key)
 """.strip()
 
-_WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
 
 _STEPS: Final = "steps CROSS JOIN tasks ON tasks.id = steps.task_id"
 

@@ -24,6 +24,8 @@ OPEN_TASK_IDS: Final = """
 
 _encode: Final = msgspec.json.Encoder().encode
 
+WORKFLOW: Final = "id, namespace, name, version, digest, document, created_ms, active"
+
 
 class Reading:
     """A connection to read on. Its methods return committed rows, unless the connection itself is writing."""

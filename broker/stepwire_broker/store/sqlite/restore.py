@@ -31,14 +31,18 @@ from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.core.progress.step_outcomes import hold_restored
 from stepwire_broker.core.reading.document_problems import InvalidWorkflow
 from stepwire_broker.core.state import BrokerState, Identity
+from stepwire_broker.store import stored_audit
+from stepwire_broker.store.audit_chain import command_row
+from stepwire_broker.store.contents import COPIED, MADE, RESTORED
 from stepwire_broker.store.errors import StoreRefused, WouldReplace
 from stepwire_broker.store.lane import Writing
 
-from . import audit, opening
-from .backup import MADE, Progress, audit_row, connect, copy_pages, note, open_stored, sync, verify
+from . import opening
+from .backup import Progress, connect, copy_pages, note, open_stored, sync, verify
 from .database import begin_epoch
 from .migrate import migrate
 from .queries import SqliteQueries
+from .stored_state import SqliteState
 from .writer import SqliteWriter
 
 PAGE_TASKS: Final = 500
@@ -48,8 +52,6 @@ BLOCKS_UNKNOWN: Final = 1_000  # of ids, that may have been used since the backu
 ERASED_AGAIN: Final = "erased again by the restore of a backup"
 
 ErasedMs: TypeAlias = Callable[[str], int | None]  # when the task with this uid was erased
-
-RESTORED: Final = "restored"  # in `meta`: the time and the source of the restore
 
 
 class RestoredBackup(Struct, frozen=True):
@@ -144,7 +146,7 @@ def _renewed(
             connection.execute("VACUUM")  # the unused parts of the file may hold erased payloads too
         detail = {"deployment_before": before, "made_ms": None if made is None else made[0], "replaced": replaced_heads}
         detail["erased_tasks"] = erased_tasks
-        state.write_audit(audit_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
+        state.write_audit(command_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
         held_tasks, held_steps = _hold(state, writer, opened.open_tasks, now, progress)
         restored = RestoredBackup(
             made_ms=None if made is None else made[0],
@@ -180,7 +182,7 @@ def _continue_numbers(connection: sqlite3.Connection, path: Path, broker_id: str
     row = connection.execute("SELECT lease_ms FROM brokers WHERE id = ?", (broker_id,)).fetchone()
     lease_ms = LEASE_MS_DEFAULT if row is None else int(row[0])
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("DELETE FROM meta WHERE name = 'deployment'")
+    connection.execute("DELETE FROM meta WHERE name IN ('deployment', ?)", (COPIED,))
     connection.execute(
         "INSERT INTO blocks (number, lane, reserved) SELECT ?, id, 0 FROM lanes ORDER BY id DESC LIMIT 1",
         (max(backup_used.blocks + unknown, replaced_used.blocks),),
@@ -198,7 +200,7 @@ def _heads_of(path: Path) -> list[dict[str, object]]:
     """The ends of the replaced database's audit, so that stored heads of it can still be found in a chain."""
     try:
         with closing(opening.open_reader(path)) as replaced:
-            return [chain.head._asdict() for chain in audit.chains(replaced)]
+            return [chain.head._asdict() for chain in stored_audit.chains(SqliteState(replaced))]
     except (sqlite3.Error, StoreRefused):
         return []  # the replaced database is gone, damaged, or of an older schema
 

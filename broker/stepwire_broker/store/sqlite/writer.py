@@ -17,6 +17,7 @@ from stepwire_broker.core.model.commit_group import (
     ControlChanged,
     HistoryRow,
     Key,
+    OrderAnswer,
     Parked,
     StepChanged,
     TaskChanged,
@@ -68,7 +69,14 @@ class OwnedLane(NamedTuple):
     seq: int  # of its last transaction when it was taken
 
 
-class SqliteWriter:
+class _OnlyBroker:
+    """The part of a writer that serves other brokers. A file has one broker."""
+
+    def answer_orders(self, answers: Sequence[OrderAnswer]) -> None:
+        raise AssertionError("a file has no orders")
+
+
+class SqliteWriter(_OnlyBroker):
     """The port `LaneWriter` of store/lane.py, on the one connection that writes."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lane: OwnedLane) -> None:

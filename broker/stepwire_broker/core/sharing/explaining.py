@@ -1,0 +1,62 @@
+"""The command `Explain`: a broker asks the owner of a task why the task, or a step of it, is not running.
+
+The owner explains the task as it is in its memory, and the answer leaves after everything decided before it is durable.
+A task that is only in the database is explained from its rows, and stays there.
+"""
+
+from typing import Final
+
+from stepwire_broker.core import explain
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
+from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.definitions.stored_rows import Loaded
+from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.events import Explain, Now
+from stepwire_broker.core.model.live import Task
+from stepwire_broker.core.state import BrokerState
+
+STEPS_NAMED_MAX: Final = 20
+
+
+class WhyAnswer(Answer, frozen=True):
+    """Why the task, or the named step, is in its state. `step`: the step that explains it; None if the task itself
+    does."""
+
+    task_id: int
+    state: str  # of the task, or of the named step
+    code: str
+    message: str
+    since_ms: int | None
+    hint: Hint | None
+    step_id: int | None
+    step: str | None
+
+
+def explain_live(state: BrokerState, task: Task, event: Explain, now: Now) -> None:
+    state.answer(event.request, _explained(state, task, event, now), task)
+
+
+def explain_stored(state: BrokerState, loaded: Loaded, event: Explain, now: Now) -> None:
+    """Explain a task from its rows, which were just read."""
+    task = restored(state, loaded.tasks[0], loaded.steps)
+    answer = _explained(state, task, event, now)
+    unlink(task)
+    state.answer(event.request, answer)
+
+
+def _explained(state: BrokerState, task: Task, event: Explain, now: Now) -> Answer:
+    if event.step is None:
+        why, step = explain.task(state, task, now)
+        is_in = str(task.state)
+    else:
+        index = task.workflow.by_name.get(event.step)
+        if index is None:
+            names = tuple(list(task.workflow.by_name)[:STEPS_NAMED_MAX])
+            text = f"there is no step {event.step[:200]!r} in task {task.id}"
+            return CommandRefused("not_found", text, Hint(HintCode.NAME_A_STEP, names=names))
+        step = task.steps[index]
+        why = explain.step(state, step, now)
+        is_in = str(step.state)
+    step_id, name = (None, None) if step is None else (step.id, step.definition.name)
+    return WhyAnswer(task.id, is_in, why.code, why.message, why.since_ms, why.hint, step_id, name)
