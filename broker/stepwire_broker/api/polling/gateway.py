@@ -348,7 +348,7 @@ class Gateway:
                 421,
                 "other_broker",
                 f"the session {session} is with the broker {other.broker}",
-                f"send the call to {other.http or other.broker}; if it fails for a whole lease, lease without a session",
+                f"send the call to {other.http or other.broker}; if it fails for a lease, lease without a session",
                 url=other.http or "",
             )
 
