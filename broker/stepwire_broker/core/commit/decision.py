@@ -3,7 +3,7 @@
 from typing import TypeAlias
 
 from msgspec import Struct
-from stepwire_protocol.messages import BrokerMessage
+from stepwire_protocol.messages import BrokerMessage, Result
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
@@ -81,6 +81,15 @@ class OrderToStore(Struct, frozen=True):
     command: Command
 
 
+class ResultsElsewhere(Struct, frozen=True):
+    """Pass these results of a message on to the owners of their steps, then acknowledge the message."""
+
+    worker: str
+    rid: int
+    batch_id: str
+    results: tuple[Result, ...]
+
+
 class WaitElsewhere(Struct, frozen=True):
     """Answer the request when the task ends or needs an operator. Another broker owns the task, so its rows tell."""
 
@@ -154,6 +163,7 @@ class Decision(Struct):
     reads: list[Read] = []
     orders: list[OrderToStore] = []
     waits: list[WaitElsewhere] = []
+    results_elsewhere: list[ResultsElsewhere] = []
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
@@ -170,6 +180,7 @@ class Decision(Struct):
             or self.reads
             or self.orders
             or self.waits
+            or self.results_elsewhere
             or self.watches
             or self.handouts
             or self.grants
