@@ -21,6 +21,7 @@ from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
+    LaneGone,
     OffersLeftOut,
     Read,
     WatchProcess,
@@ -87,6 +88,7 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
+        self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
         self.measures = nothing_yet()
@@ -107,7 +109,19 @@ class CoreLoop:
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
-        around = Around(
+        self._turn = Turn(machine, self._around())
+        actions = PulseActions(
+            self.handle,
+            self.flush,
+            lambda: self.wire.is_behind,
+            store.lost,
+            self.on_outcome,
+            self.measures.loop_lag_s,
+        )
+        self.pulse = Pulse(machine, actions)
+
+    def _around(self) -> Around:
+        return Around(
             read_clocks,
             self.wire,
             self._put,
@@ -119,19 +133,10 @@ class CoreLoop:
             self._tell_progress,
             _log_offers_left_out,
             _log_worker_news,
+            self._close_lane,
             self._elsewhere.order,
             self._elsewhere.wait,
         )
-        self._turn = Turn(machine, around)
-        actions = PulseActions(
-            self.handle,
-            self.flush,
-            lambda: self.wire.is_behind,
-            store.lost,
-            self.on_outcome,
-            self.measures.loop_lag_s,
-        )
-        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
@@ -197,10 +202,12 @@ class CoreLoop:
     def on_outcome(self, outcome: Outcome) -> None:
         if not self.is_open:
             return
-        if isinstance(outcome, Broken | LaneLost):
+        lane = self._state.outbox.lanes.get(outcome.lane)
+        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self._was_the_last(outcome.lane)):
             self._fail(outcome)
             return
-        lane = self._state.outbox.lanes[outcome.lane]
+        if lane is None:
+            return  # of a lane that was lost meanwhile
         if isinstance(outcome, Stalled):
             log.warning("database_stalled", code=outcome.code, error=outcome.error)
             if lane.stalled is None:
@@ -215,12 +222,25 @@ class CoreLoop:
                 listener()
         self.pulse.arm()
 
+    def _was_the_last(self, lane: int) -> bool:
+        """True if the broker cannot go on without this lane: it has no other, and takes none."""
+        return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+
+    def _close_lane(self, gone: LaneGone) -> None:
+        self._store.close_lane(gone.lane)
+        self._handed.pop(gone.lane, None)
+        self._stalled_s.pop(gone.lane, None)
+        if gone.cause == "released":
+            log.info("lane_released", lane=gone.lane)
+        else:
+            log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
+
     def _log_stall(self, before: str | None, lane: LaneState) -> None:
         """Log the end of a stall. `before` is the code before the outcome was handled."""
         after = lane.stalled
         if before is None and after is not None:
             self._stalled_s[lane.number] = self._loop.time()
-        elif before is not None and after is None:
+        elif before is not None and after is None and lane.number in self._stalled_s:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 

@@ -346,6 +346,8 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
+        if not self.state.lanes:
+            reasons.append("no_lane")
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

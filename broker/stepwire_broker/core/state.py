@@ -348,7 +348,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane = self.outbox.touch_any()
         lane.controls.append(change)
         if self.is_shared:
             self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
@@ -394,7 +394,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
         """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        (self.outbox.touch_any() if lane is None else self.outbox.touch(lane)).audit.append(row)
         self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:
@@ -425,10 +425,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def live_brokers(self) -> int:
         """The number of live brokers, this one included."""
         return 1 + len(self.other_brokers)
-
-    def is_own(self, number: int) -> bool:
-        """True if the task or the step with this id is in a lane that this broker owns."""
-        return self.lane_of(number) in self.lanes
 
     def is_foreign(self, number: int) -> bool:
         """True if another broker owns the task or the step that has this id."""

@@ -42,6 +42,7 @@ class HintCode(enum.StrEnum):
     USE_NEW_VERSION = "use_new_version"
     # send the command again later
     SEND_AGAIN = "send_again"
+    SEND_AGAIN_WITH_KEY = "send_again_with_key"
     WAIT_FOR_BROKER = "wait_for_broker"
     WAIT_FOR_DATABASE = "wait_for_database"
     WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
@@ -91,6 +92,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",
     HintCode.SEND_AGAIN: "send the command again after a second",
+    HintCode.SEND_AGAIN_WITH_KEY: "send the same request again; with its idempotency key it has no second effect",
     HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
     HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
     HintCode.SPLIT_SUBMISSION: "submit the tasks in several smaller batches",
