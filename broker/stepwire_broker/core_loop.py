@@ -17,7 +17,7 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
-from .core.answers.answers import CommandRefused
+from .core.answers.answers import Answer, CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
@@ -31,10 +31,12 @@ from .core.commit.decision import (
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
+    Command,
     Event,
+    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -49,6 +51,7 @@ from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
+from .results_elsewhere import PassedOn
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
@@ -91,6 +94,7 @@ class CoreLoop:
         self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
+        self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
@@ -136,6 +140,7 @@ class CoreLoop:
             self._close_lane,
             self._elsewhere.order,
             self._elsewhere.wait,
+            self._passed_on.pass_on,
         )
 
     # -- events in ----------------------------------------------------------------------------------------------------
@@ -143,6 +148,18 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
+
+    async def ask(self, make: Callable[[int], Command]) -> Answer:
+        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
+        request, future = self.answers.open()
+        try:
+            self.handle(make(request))
+            self.flush_soon()
+            return await future
+        except asyncio.CancelledError:
+            self.answers.close(request)
+            self.handle(Forget(request))
+            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""
@@ -203,8 +220,9 @@ class CoreLoop:
         if not self.is_open:
             return
         lane = self._state.outbox.lanes.get(outcome.lane)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self._was_the_last(outcome.lane)):
-            self._fail(outcome)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -232,6 +250,8 @@ class CoreLoop:
         self._stalled_s.pop(gone.lane, None)
         if gone.cause == "released":
             log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
         else:
             log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
 
@@ -244,17 +264,20 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         self.is_open = False
         self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)
         self._elsewhere.close()
+        self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
@@ -264,6 +287,7 @@ class CoreLoop:
         self.is_open = False
         self.pulse.stop()
         self._elsewhere.close()
+        self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
 

@@ -119,6 +119,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             " were in its memory. `sessions` of workers ended, because they held steps of it; the workers keep their"
             " runs.",
         ),
+        _error(
+            "lane_stopped",
+            "lane reason tasks sessions",
+            "A lane of the database ends before a group that was committed. The broker serves the lane no longer, and"
+            " goes on with its other lanes, until an operator accepts the loss. `/readyz` names the lane.",
+        ),
         _warning(
             "read_failed",
             "error",

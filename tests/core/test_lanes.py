@@ -8,6 +8,7 @@ from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.intake.commands import CancelTask, ResolveStep
 from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.model import events
+from stepwire_broker.core.model.commit_group import LostCommits
 from stepwire_broker.core.workers.executor_control import PauseExecutor
 from stepwire_protocol import messages as wire
 
@@ -278,6 +279,25 @@ def test_tasks_that_were_only_in_the_database_are_counted_again() -> None:
     world.take(LOST)
     world.pass_time(1)
     assert (world.state.open_steps, len(world.state.tasks) + world.state.unloaded) == before == (2, 2)
+    world.check()
+
+
+# -- lost commits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_whose_commits_were_lost_is_stopped_and_named_and_the_others_go_on() -> None:
+    world, lost, kept, batches = handed_out()
+    keeper = worker_of(world, kept)
+    world.forget()
+    world.handle(LostCommits(LOST, "lane 1 ends before 9, which was committed: commits were lost"))
+    refused = world.ask(CancelTask, task_id=lost)
+    assert (refused.code, refused.hint.code) == ("database_unavailable", HintCode.ACCEPT_LOSS)
+    assert world.state.stopped.keys() == {LOST}
+    world.result(batches[kept], keeper)
+    assert world.row(kept).state == "completed"
+    assert not any(isinstance(m, wire.Steps) for _, m in world.sent)
+    world.take(LOST)  # after an operator accepted the loss
+    assert not world.state.stopped
     world.check()
 
 

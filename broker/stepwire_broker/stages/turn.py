@@ -14,6 +14,7 @@ from stepwire_broker.core.commit.decision import (
     OffersLeftOut,
     OrderToStore,
     Read,
+    ResultsElsewhere,
     WaitElsewhere,
     WatchProcess,
     WorkerDied,
@@ -29,7 +30,7 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -50,6 +51,7 @@ class Around(NamedTuple):
     lane_gone: Callable[[LaneGone], None]
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
+    pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
 
 
 class Turn:
@@ -96,6 +98,8 @@ class Turn:
             around.order(order)
         for wait in decision.waits:
             around.wait_elsewhere(wait)
+        for results in decision.results_elsewhere:
+            around.pass_on(results)
         for watch in decision.watches:
             around.watch(watch)
         for changed in decision.breaker_changes:

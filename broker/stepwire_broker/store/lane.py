@@ -25,6 +25,7 @@ from stepwire_broker.core.model.commit_group import (
     HistoryRow,
     Key,
     LaneLost,
+    LostCommits,
     OrderAnswer,
     Outcome,
     Parked,
@@ -164,6 +165,10 @@ class Upkeep(Protocol):
         """Take note that the last piece failed with this trouble."""
 
 
+class CommitsLost(BrokerError):
+    """The lane ends before a group that was committed: the server is an older copy, or lost its latest commits."""
+
+
 class Faults(Protocol):
     """Hooks with which a test stops or fails the writer: just before and just after COMMIT."""
 
@@ -173,7 +178,7 @@ class Faults(Protocol):
 
 class Lane:
     """`put` takes groups numbered without gaps. The writer's thread reports each group once it is durable. After
-    LaneLost or Broken nothing further is written or reported."""
+    LaneLost, LostCommits or Broken nothing further is written or reported."""
 
     def __init__(
         self,
@@ -342,6 +347,8 @@ class Writing:
         writer = self._writer
         try:
             is_ours = writer.position() == self._group.seq
+        except CommitsLost as error:
+            return LostCommits(self._number, str(error))
         except Exception as error:
             trouble = writer.trouble(error)
             return trouble if trouble.kind == "passing" else Broken(self._number, trouble.error)

@@ -36,6 +36,7 @@ class HintCode(enum.StrEnum):
     RAISE_QUOTA = "raise_quota"  # namespace
     NAME_FOR_LEVEL0 = "name_for_level0"  # handler_class
     CANCEL_FIRST = "cancel_first"  # task_id
+    ACCEPT_LOSS = "accept_loss"
     # send the command in another form
     CONFIRM_SECOND_RUN = "confirm_second_run"
     USE_NEW_KEY = "use_new_key"
@@ -88,6 +89,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.NAME_FOR_LEVEL0: "start a worker that offers {handler_class}, or add {handler_class} to"
     " bus.level0.handlers and restart the broker",
     HintCode.CANCEL_FIRST: "cancel task {task_id}, wait until it has ended, then erase it",
+    HintCode.ACCEPT_LOSS: "make the lost commits available again, or accept their loss as an operator of the database",
     HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
     HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",

@@ -11,7 +11,7 @@ from stepwire_broker.core.commit.decision import LaneEnding, LaneGone, WaitElsew
 from stepwire_broker.core.commit.outbox import LaneState, Send, SendAnswer, SendHandout
 from stepwire_broker.core.commit.own_lane import OwnLane, count
 from stepwire_broker.core.intake import submission
-from stepwire_broker.core.model.commit_group import LaneLost
+from stepwire_broker.core.model.commit_group import LaneLost, LostCommits
 from stepwire_broker.core.model.events import Now
 from stepwire_broker.core.model.live import Task, WorkerSession
 from stepwire_broker.core.progress.deliveries import remove_delivery
@@ -24,9 +24,18 @@ from .opening import note_controls
 
 
 def on_lost(state: BrokerState, event: LaneLost, now: Now) -> None:
-    """Another broker has taken the lane, or may have."""
+    """Another broker has taken the lane."""
+    state.stopped.pop(event.lane, None)
     if event.lane in state.lanes:
         forget(state, event.lane, "lost", f"lane {event.lane} belongs to another broker now", now)
+
+
+def on_lost_commits(state: BrokerState, event: LostCommits, now: Now) -> None:
+    """Stop a lane whose committed groups are partly gone: what was answered about it may be untrue. An operator decides
+    how it goes on."""
+    if event.lane in state.lanes:
+        state.stopped[event.lane] = event.error
+        forget(state, event.lane, "commits_lost", event.error, now)
 
 
 def forget(state: BrokerState, number: int, cause: LaneEnding, text: str, now: Now) -> None:

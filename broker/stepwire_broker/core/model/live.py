@@ -230,6 +230,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     dead: bool = False
     is_claim_refuted: bool = False  # its pid and start time do not belong together: the process cannot be watched
     confirmed: bool = False  # the worker has sent a heartbeat in this session, so it uses this lease
+    brokers: frozenset[str] = frozenset()  # live ones with which the worker has a session, by its last heartbeat
     idle_since_mono: int = 0
     completed: int = 0
     failed: int = 0
