@@ -18,7 +18,7 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .cluster_link import ClusterActions, ClusterLink
-from .core.answers.answers import CommandRefused
+from .core.answers.answers import Answer, CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
@@ -35,7 +35,9 @@ from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
+    Command,
     Event,
+    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -50,6 +52,7 @@ from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions
+from .results_elsewhere import PassedOn
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
@@ -92,6 +95,7 @@ class CoreLoop:
         self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
         self.answers = PendingAnswers()
         self.elsewhere = Elsewhere(store, self.answers)
+        self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
@@ -139,6 +143,7 @@ class CoreLoop:
             self.cluster.release,
             self.elsewhere.order,
             self.elsewhere.wait,
+            self._passed_on.pass_on,
             self.cluster.conclude,
         )
 
@@ -147,6 +152,18 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
+
+    async def ask(self, make: Callable[[int], Command]) -> Answer:
+        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
+        request, future = self.answers.open()
+        try:
+            self.handle(make(request))
+            self.flush_soon()
+            return await future
+        except asyncio.CancelledError:
+            self.answers.close(request)
+            self.handle(Forget(request))
+            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""
@@ -267,6 +284,7 @@ class CoreLoop:
         self.pulse.stop()
         log.error("broker_failed", reason=reason)
         self.elsewhere.close()
+        self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
@@ -276,6 +294,7 @@ class CoreLoop:
         self.is_open = False
         self.pulse.stop()
         self.elsewhere.close()
+        self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
 

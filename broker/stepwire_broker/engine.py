@@ -32,7 +32,7 @@ from .core.model.events import (
     Command,
     Detached,
     Drain,
-    Forget,
+    HttpServed,
     Leave,
     Now,
     QuotasChanged,
@@ -284,15 +284,7 @@ class Engine:
             return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
         if core.cluster.is_dark():
             return darkness.DARK
-        request, future = core.answers.open()
-        try:
-            core.handle(make(request))
-            core.flush_soon()
-            return await future
-        except asyncio.CancelledError:
-            core.answers.close(request)
-            core.handle(Forget(request))
-            raise
+        return await core.ask(make)
 
     def handled(self) -> asyncio.Future[None]:
         """Return a future that is done when all commands and messages from before this call are handled.
@@ -382,6 +374,10 @@ class Engine:
         return self.core_loop.taps.add(tap)
 
     # -- workers of this process --------------------------------------------------------------------------------------
+
+    def announce_http(self, url: str) -> None:
+        """Name this URL of the API to the other brokers."""
+        self.core_loop.handle(HttpServed(url))
 
     def attach(
         self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None

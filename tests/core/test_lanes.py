@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 from stepwire_broker.core.answers.answers import CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.answers.hints import HintCode
-from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, ResolveStep
 from stepwire_broker.core.intake.drain import DrainWorker
@@ -339,7 +338,7 @@ def test_steps_that_their_workers_did_not_start_are_taken_back_after_two_seconds
 def test_a_run_stays_with_its_worker_only_if_the_worker_has_a_session_with_every_other_broker() -> None:
     world, lost, _kept, batches = handed_out()
     loser = worker_of(world, lost)
-    world.state.other_brokers = (BrokerEndpoints("b2", "", ()), BrokerEndpoints("b3", "", ()))
+    world.state.live_brokers = frozenset((BROKER, "b2", "b3"))
     world.handle(events.ReleaseLane(LOST))
     running = [held(batches[lost], "running")]
     for n, sessions in enumerate([("b2",), ("b2", "b3")], 2):

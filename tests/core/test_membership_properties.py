@@ -76,7 +76,7 @@ class Clock(Struct):
 
 
 class Broker:
-    """A process: the thread that beats, takes and releases, and the loop that handles what the thread posts."""
+    """A process: a thread that beats, one that takes and releases, and the loop that handles what they post."""
 
     def __init__(self, id: str, rows: Rows, clock: Clock, true_ms: int) -> None:
         self.id, self.rows, self.clock = id, rows, clock
@@ -111,10 +111,12 @@ class Broker:
 
     def apply(self) -> None:
         """The database does what the thread has sent."""
-        if self.sent_mono is not None:
-            if self.read is None:
-                self.read = self.rows.beat(self.id, self.epoch, is_draining=self.is_draining)
-        elif self.jobs:
+        if self.sent_mono is not None and self.read is None:
+            self.read = self.rows.beat(self.id, self.epoch, is_draining=self.is_draining)
+
+    def work(self) -> None:
+        """The other thread does what the loop has decided."""
+        if self.jobs:
             job = self.jobs.popleft()
             if isinstance(job, TakeLanes):
                 self.posted.append(self.rows.take(self.id, self.epoch, job))
@@ -143,7 +145,7 @@ class Broker:
             self.served |= event
             self.members.taken()
         elif isinstance(event, int):
-            self.served.pop(event, None)
+            self.members.released(event, self.served.pop(event, 0))
             self.leaving.discard(event)
         else:
             own = OwnLanes(self.served, frozenset(self.leaving), self.is_draining)
@@ -161,7 +163,7 @@ class Broker:
                 self.jobs.append(verdict.takes)
 
 
-ROUND: Final = ("send", "apply", "receive", "handle", "handle", "apply", "handle")
+ROUND: Final = ("send", "apply", "receive", "handle", "handle", "work", "handle", "work", "handle")
 
 
 class Site:
@@ -212,8 +214,10 @@ class Site:
                 broker.receive(self.true_ms)
             case "lose":
                 broker.lose()
+            case "work":
+                broker.work()
             case "lose take":
-                broker.apply()
+                broker.work()
                 if broker.posted and isinstance(broker.posted[-1], dict):
                     broker.posted[-1] = {}
             case "handle":
@@ -257,7 +261,7 @@ class Site:
         assert self.rows.moves == moves, "lanes move between brokers that have equal shares"
 
 
-STEPS = st.sampled_from(["send", "apply", "receive", "handle", "lose", "lose take", "kill", "restart"])
+STEPS = st.sampled_from(["send", "apply", "receive", "handle", "work", "lose", "lose take", "kill", "restart"])
 WHICH = st.integers(0, 4)
 STALLS = st.tuples(st.integers(1, len(ROUND)), st.integers(1, 300).map(lambda n: 100 * n))
 ACTIONS = st.one_of(

@@ -9,7 +9,14 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from stepwire_broker.core.commit.decision import Complaint, Decision, OrderToStore, Read, WaitElsewhere
+from stepwire_broker.core.commit.decision import (
+    Complaint,
+    Decision,
+    OrderToStore,
+    Read,
+    ResultsElsewhere,
+    WaitElsewhere,
+)
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
@@ -94,6 +101,7 @@ class World:
         self.worker_news: list[Any] = []
         self.complaints: list[Complaint] = []
         self.orders: list[OrderToStore] = []  # for other brokers
+        self.passed_on: list[ResultsElsewhere] = []
         self.waits: list[WaitElsewhere] = []
         self.released: list[int] = []  # lanes that the broker gives up
         self.requests = 0
@@ -413,6 +421,7 @@ class World:
         self.worker_news.extend(decision.worker_news)
         self.complaints.extend(decision.complaints)
         self.orders.extend(decision.orders)
+        self.passed_on.extend(decision.results_elsewhere)
         self.waits.extend(decision.waits)
         self.released += [each.lane for each in decision.released]
 

@@ -51,8 +51,9 @@ class Brokers:
     def start(self) -> None:
         """Start all brokers and one worker, and wait until each broker has the worker and its share of the lanes."""
         for site in self.sites:
-            self.programs.append(site.start_broker(wait=False))
-            eventually(lambda site=site: site.ask("GET", "/livez").status == 200 or None, "a broker", BOUND_S)  # type: ignore[misc]
+            program = site.start_broker(wait=False)
+            self.programs.append(program)
+            eventually(lambda program=program: "\n" in program.stdout or None, "the broker's ready line", BOUND_S)  # type: ignore[misc]
         self.first.start_worker("all", slots=20, heartbeat_ms=500)
         for site in self.sites:
             eventually(lambda site=site: site.workers() or None, "the worker to know every broker", BOUND_S)  # type: ignore[misc]
@@ -118,13 +119,44 @@ def new_brokers(new_site: Callable[..., Site]) -> Iterator[Callable[[int], Broke
                 site.close()
 
 
-def test_the_lanes_of_a_killed_broker_are_taken_and_its_running_steps_go_on(
-    new_brokers: Callable[[int], Brokers],
-) -> None:
+def test_running_steps_of_a_killed_broker_go_on_under_another_one(new_brokers: Callable[[int], Brokers]) -> None:
     brokers = new_brokers(2)
     brokers.start()
     tasks = brokers.submit(3)
     brokers.programs[0].kill9()
     brokers.await_lanes(2, LANES)
     brokers.await_end_of(tasks, at=1)
+    brokers.judge()
+
+
+def test_a_broker_that_was_suspended_for_longer_than_its_lease_has_lost_its_lanes_and_does_no_harm(
+    new_brokers: Callable[[int], Brokers],
+) -> None:
+    brokers = new_brokers(2)
+    brokers.start()
+    tasks = brokers.submit(3)
+    brokers.programs[0].pause()
+    brokers.await_lanes(2, LANES)
+    brokers.programs[0].go_on()
+    eventually(lambda: "lane_lost" in brokers.programs[0].stderr or None, "the loss to be noticed", BOUND_S)
+    brokers.await_end_of(tasks, at=1)
+    brokers.await_lanes(1, LANES // 2)  # its share comes back
+    more = [brokers.first.recorded_client().submit_until_acknowledged("payments", "after", bound_s=BOUND_S)]
+    brokers.await_end_of(more, at=0)
+    assert brokers.programs[0].is_running
+    brokers.judge()
+
+
+def test_a_broker_that_ends_gives_its_lanes_to_the_others_while_their_steps_run(
+    new_brokers: Callable[[int], Brokers],
+) -> None:
+    brokers = new_brokers(3)
+    brokers.start()
+    tasks = brokers.submit(2)
+    brokers.programs[1].ask_to_end()
+    brokers.await_lanes(2, 0)  # while the gate holds every step
+    brokers.await_lanes(1, LANES // 2)
+    brokers.await_lanes(3, LANES // 2)
+    brokers.await_end_of(tasks, at=2)
+    assert brokers.programs[1].wait(BOUND_S) == 0
     brokers.judge()

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stepwire_protocol import topics
 from stepwire_protocol.messages import Hello, Item
 
 from stepwire_broker.core import explain
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
@@ -44,6 +46,12 @@ def session(broker: EnginePort, worker: str) -> SessionView | None:
 def recovered_items(broker: EnginePort, worker: str) -> list[Item]:
     """Deliveries from before the broker started that this worker has not reported yet."""
     return [(step.id, step.delivery) for step in broker.state.recovered.get(worker, {}).values()]
+
+
+def broker_of_session(broker: EnginePort, session: str) -> BrokerEndpoints | None:
+    """The other live broker that this session is with. None: it is with this broker, or over."""
+    epoch, _ = topics.session_parts(session)
+    return next((other for other in broker.state.other_brokers if other.epoch == epoch), None)
 
 
 def is_worker(broker: EnginePort, worker: str) -> bool:
@@ -115,8 +123,8 @@ class BrokerView(NamedTuple):
 def brokers(broker: EnginePort, version: str) -> list[BrokerView]:
     """The brokers of the deployment by id, as of the last beat; this one, of this version, as it is now."""
     state = broker.state
-    last = None if state.members is None else state.members.last
-    rows = {} if last is None else {row.id: row for row in last.brokers}
+    members = state.members
+    rows = {} if members is None else {row.id: row for row in members.rows}
     own_row = rows.get(broker.broker_id)
     found = [
         BrokerView(
@@ -125,7 +133,7 @@ def brokers(broker: EnginePort, version: str) -> list[BrokerView]:
             version,
             True,
             True,
-            0 if last is None else broker.now().mono - last.received_mono,
+            None if members is None else members.beat_age_ms(broker.now().mono),
             state.draining,
             state.open_steps,
             len(state.sessions) + len(state.level0.peers),
@@ -147,7 +155,7 @@ def _other_broker(broker: EnginePort, row: BrokerRow) -> BrokerView:
         row.version,
         False,
         any(each.id == row.id for each in members.live),
-        members.silent_ms(row, broker.now().mono),
+        members.silent_ms(row.id, broker.now().mono),
         row.is_draining,
         sum(row.open_steps.values()),
         row.workers,

@@ -151,20 +151,31 @@ def accept_loss(options: Options, nothing_lost: bool) -> None:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool) -> None:
+def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool, before: str | None) -> None:
     from stepwire_broker.store.postgres import administration
+    from stepwire_broker.store.postgres.migrating import statements_after
     from stepwire_broker.store.postgres.schema import creation, read_schema_name
 
     with refusals():
         if as_sql:
             schema = read_schema_name(settings.database.schema)
-            click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
+            if before is None:
+                statements = creation(schema, settings.database.lanes)
+            else:
+                statements = f"SET LOCAL search_path TO {schema};\n{statements_after(before)}"
+            click.echo(f"BEGIN;\n{statements}COMMIT;")
             return
         done = administration.upgrade(settings.database, changes=not dry_run)
     if done.made:
         text = f"the tables were made in the schema {done.schema}, version {done.version}"
-    elif done.is_needed:
+    elif done.is_needed and done.before is None:
         text = f"the schema {done.schema} has no tables: `stepwire db upgrade` makes version {done.version}"
+    elif done.is_needed and dry_run:
+        text = f"the schema {done.schema} has version {done.before}: `stepwire db upgrade` makes version {done.version}"
+    elif done.is_needed:
+        text = f"the schema {done.schema} was upgraded from version {done.before} to {done.version}"
+    elif done.before is not None and done.before > done.version:
+        text = f"the schema {done.schema} has version {done.before}, and this program, {done.version}, runs on it"
     else:
         text = f"the schema {done.schema} has version {done.version}, the one that this program expects"
     output.one(options, done, text)

@@ -14,7 +14,7 @@ from stepwire_protocol import messages as wire
 from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
-from .answers.answers import CommandRefused
+from .answers.answers import CommandRefused, ResultTaken
 from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
@@ -86,7 +86,7 @@ from .workers import (
     refusals,
     time_limits,
 )
-from .workers.step_results import on_results
+from .workers.step_results import on_report, on_results, on_taken
 
 NOTHING: Final = Decision()
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
@@ -415,6 +415,25 @@ def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> No
         residency.leave_if_final(state, task)
 
 
+def _on_report(state: BrokerState, event: events.ReportResult, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.step_id):
+        return
+    step = state.steps.get(event.step_id)
+    code = _stall_of(state, event.step_id)
+    if code is not None:
+        _refuse_stalled(state, event.request, None if step is None else step.task, code)
+    elif step is not None:
+        task = step.task
+        on_report(state, step, event, now)
+        residency.leave_if_final(state, task)
+    elif event.step_id in state.ended:
+        state.answer(event.request, ResultTaken())
+    else:
+        request = state.next_read()
+        state.loads[request] = CommandLoad(event)
+        state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
+
+
 def _stall_of(state: BrokerState, number: int) -> StallCode | None:
     """Return why no command on the task or the step with this id can be stored now."""
     lane = state.lane_of(number)
@@ -543,6 +562,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
     **LANE_COMMANDS,
+    events.ReportResult: _on_report,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
@@ -566,6 +586,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: addresses.on_endpoints_bound,
+    events.HttpServed: addresses.on_http_served,
+    events.ResultsTaken: on_taken,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,

@@ -179,10 +179,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    http_url: str | None = None  # of this broker's API, as other hosts reach it
     own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
     own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
     own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
     other_brokers: tuple[BrokerEndpoints, ...] = ()  # that live now
+    live_brokers: frozenset[str]  # the names of all, this one included
     others_addresses: dict[ListenerKind, list[Endpoints]] = {}  # for workers that came to this kind of listener
     addresses_repeated_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
@@ -244,6 +246,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             },
             quieted=OrderedDict((worker, drained.quit) for worker, drained in stored(opened.controls, DrainedWorker)),
             shadows=Shadows(identity.epoch),
+            live_brokers=frozenset((identity.broker,)),
             level0=Level0(),
             level0_handlers=Level0Handlers(settings.bus.level0.handlers, opened.controls),
         )
@@ -428,11 +431,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def lane_of(self, number: int) -> int | None:
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
-
-    @property
-    def live_brokers(self) -> int:
-        """The number of live brokers, this one included."""
-        return 1 + len(self.other_brokers)
 
     def is_foreign(self, number: int) -> bool:
         """True if another broker owns the task or the step that has this id."""

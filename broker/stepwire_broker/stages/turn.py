@@ -15,6 +15,7 @@ from stepwire_broker.core.commit.decision import (
     OffersLeftOut,
     OrderToStore,
     Read,
+    ResultsElsewhere,
     WaitElsewhere,
     WatchProcess,
     WorkerDied,
@@ -32,7 +33,9 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere | LaneReleasable | Conclusion) -> None:
+def _no_other_broker(
+    request: OrderToStore | WaitElsewhere | ResultsElsewhere | LaneReleasable | Conclusion,
+) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -54,6 +57,7 @@ class Around(NamedTuple):
     release: Callable[[LaneReleasable], None] = _no_other_broker
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
+    pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
     conclude: Callable[[Conclusion], None] = _no_other_broker
 
 
@@ -104,6 +108,8 @@ class Turn:
             around.order(order)
         for wait in decision.waits:
             around.wait_elsewhere(wait)
+        for results in decision.results_elsewhere:
+            around.pass_on(results)
         for watch in decision.watches:
             around.watch(watch)
         for changed in decision.breaker_changes:

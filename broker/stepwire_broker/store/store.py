@@ -39,10 +39,12 @@ def check_settings(settings: DatabaseSettings) -> None:
         path_of(settings.url)
         return
     from .postgres.address import read_address
+    from .postgres.listening import read_listen_address
     from .postgres.schema import read_schema_name
 
     read_address(settings.url)
     read_schema_name(settings.schema)
+    read_listen_address(settings)
 
 
 def check_server(settings: DatabaseSettings) -> str | None:

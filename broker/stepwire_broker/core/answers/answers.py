@@ -55,6 +55,10 @@ PASSING: Final[frozenset[RefusedCode]] = frozenset(
 )
 
 
+class ResultTaken(Answer, frozen=True):
+    """The result of a step is stored, or can no longer matter: its worker may forget it."""
+
+
 class TasksSubmitted(Answer, frozen=True):
     """`task_ids[i]` is the task of the i-th submission; it is new when `created[i]`."""
 

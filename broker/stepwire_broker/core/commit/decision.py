@@ -3,7 +3,7 @@
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
-from stepwire_protocol.messages import BrokerMessage
+from stepwire_protocol.messages import BrokerMessage, Result
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
@@ -80,6 +80,15 @@ class OrderToStore(Struct, frozen=True):
     request: int
     lane: int
     command: Command
+
+
+class ResultsElsewhere(Struct, frozen=True):
+    """Pass these results of a message on to the owners of their steps, then acknowledge the message."""
+
+    worker: str
+    rid: int
+    batch_id: str
+    results: tuple[Result, ...]
 
 
 class WaitElsewhere(Struct, frozen=True):
@@ -176,6 +185,7 @@ class Decision(Struct):
     reads: list[Read] = []
     orders: list[OrderToStore] = []
     waits: list[WaitElsewhere] = []
+    results_elsewhere: list[ResultsElsewhere] = []
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
@@ -195,6 +205,7 @@ class Decision(Struct):
             or self.reads
             or self.orders
             or self.waits
+            or self.results_elsewhere
             or self.watches
             or self.handouts
             or self.grants

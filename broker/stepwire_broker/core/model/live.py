@@ -226,11 +226,11 @@ class WorkerSession(Struct, weakref=False, eq=False):
     stuck: bool = False  # all its runs exceeded their timeouts: it gets no further steps
     muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked
     suspects: int = 0  # steps it holds that may kill workers: at most one at a time
-    brokers: frozenset[str] = frozenset()  # with which its worker has a session, if other brokers live
     expired: bool = False  # it held deliveries of a lost lane: its worker must open another one
     dead: bool = False
     is_claim_refuted: bool = False  # its pid and start time do not belong together: the process cannot be watched
     confirmed: bool = False  # the worker has sent a heartbeat in this session, so it uses this lease
+    brokers: frozenset[str] = frozenset()  # live ones with which the worker has a session, by its last heartbeat
     idle_since_mono: int = 0
     completed: int = 0
     failed: int = 0

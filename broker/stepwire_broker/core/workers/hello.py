@@ -124,8 +124,8 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
         turn_away(state, beat.worker, session_id, now)
         return
     session.confirmed = True
-    if state.other_brokers:
-        session.brokers = frozenset(beat.sessions)
+    if len(state.live_brokers) > 1:
+        session.brokers = state.live_brokers & beat.sessions.keys()
     if session.muted:
         return
     if beat.n > session.free_n:

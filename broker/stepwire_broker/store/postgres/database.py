@@ -20,6 +20,7 @@ from .address import PostgresAddress, read_address
 from .cluster import PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .listening import check_listening
 from .namesake import wait_until_silent
 from .orders import PostgresOrders
 from .pipeline import ANSWER_S, Pipeline
@@ -99,6 +100,7 @@ def open_database(
     schema = read_schema_name(settings.schema)
     with refusals_of(address):
         facts = _facts(address, schema, settings)
+    check_listening(settings)
     is_prepared = not facts.is_pooled if settings.prepare is None else settings.prepare
     application = f"stepwire {broker_id}"
 
@@ -135,6 +137,13 @@ def open_database(
     return PostgresDatabase(opened, open_lane, readers, orders, cluster)
 
 
+def check_server_of(settings: DatabaseSettings) -> ServerFacts:
+    """Check the server and the schema, and not the tables. Raises StoreRefused."""
+    address = read_address(settings.url)
+    with refusals_of(address):
+        return _facts(address, read_schema_name(settings.schema), settings)
+
+
 def check(settings: DatabaseSettings) -> str:
     """Check what a start checks, and change nothing. Returns a description. Raises StoreRefused."""
     address = read_address(settings.url)
@@ -144,6 +153,7 @@ def check(settings: DatabaseSettings) -> str:
         with closing(connect_first(address, "stepwire: check")) as connection:
             if facts.schema_exists and has_tables(connection, schema):
                 check_tables(connection, schema, settings.lanes)
+    check_listening(settings)
     return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}"
 
 
