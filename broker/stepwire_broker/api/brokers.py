@@ -10,11 +10,11 @@ from .replies import Reply, encode
 
 class BrokerDocument(Struct, frozen=True, kw_only=True):
     """A broker, as its row described it at this broker's last look. `is_answering`: the broker that sends this answer.
-    `beat_age_ms`: for how long the broker that answers has seen no new beat of it; null on SQLite, where nothing beats.
-    `is_alive`: false after a whole lease without a beat. `open_steps` are those of its own lanes. `workers`: sessions and level-0 handlers.
-    `config_differs`: its digest of the configuration is another one than that of the broker that answers, although
-    routing and commands must be the same everywhere. `controls_revision`: the last change of rules, breakers, paused
-    executors, drained workers and workflows that it uses."""
+    `beat_age_ms`: for how long that broker has seen no new beat of it; null on SQLite, where nothing beats. `is_alive`:
+    false after a whole lease without a beat. `open_steps` are those of its own lanes. `workers`: sessions and level-0
+    handlers. `config_differs`: its digest of the configuration is another one than that of the broker that answers,
+    although routing and commands must be the same everywhere. `controls_revision`: the last change of rules, breakers,
+    paused executors, drained workers and workflows that it uses."""
 
     broker: str
     epoch: int
