@@ -5,6 +5,7 @@ from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
+from stepwire_broker.core.sharing import orders
 from stepwire_broker.core.state import BrokerState
 
 from . import losing, opening, releasing
@@ -28,6 +29,8 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
         losing.on_lost(state, LaneLost(lane), now)
     others = [listeners.of_row(row.id, row.listeners) for row in members.live]
     addresses.on_others(state, others, now)
+    if event.orders or event.controls_revision > state.catalogue.revision:
+        orders.look_now(state)
     for lane in conclusion.releases:
         releasing.on_release(state, ReleaseLane(lane), now)
 
