@@ -22,6 +22,7 @@ from .core.commit.decision import (
     BreakerChanged,
     Complaint,
     LaneGone,
+    LaneReleasable,
     OffersLeftOut,
     Read,
     WatchProcess,
@@ -91,6 +92,7 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
+        self.release_lane: Callable[[LaneReleasable], None] | None = None  # called when a lane may be released
         self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
@@ -138,6 +140,7 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
+            self._release,
             self._elsewhere.order,
             self._elsewhere.wait,
             self._passed_on.pass_on,
@@ -243,6 +246,10 @@ class CoreLoop:
     def _was_the_last(self, lane: int) -> bool:
         """True if the broker cannot go on without this lane: it has no other, and takes none."""
         return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+
+    def _release(self, releasable: LaneReleasable) -> None:
+        assert self.release_lane is not None, "only a broker with others at its side releases lanes"
+        self.release_lane(releasable)
 
     def _close_lane(self, gone: LaneGone) -> None:
         self._store.close_lane(gone.lane)

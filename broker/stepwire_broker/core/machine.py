@@ -37,7 +37,7 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import losing, opening
+from .lanes import losing, opening, releasing
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
@@ -63,6 +63,7 @@ from .timer_kinds import (
     PeerSettled,
     QueueLimit,
     RecoverySafe,
+    ReleaseDue,
     ReloadDue,
     RetransmitDue,
     RetryDue,
@@ -481,6 +482,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             allowance.on_sweep_timer(state, now)
         case RecoverySafe():
             _recover(state, now)
+        case ReleaseDue():
+            releasing.look(state, timer.lane, timer.epoch, now)
         case FetchDue():
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
@@ -562,6 +565,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.LanesTaken: opening.on_taken,
     LaneLost: losing.on_lost,
     LostCommits: losing.on_lost_commits,
+    events.ReleaseLane: releasing.on_release,
+    events.LaneReleased: releasing.on_released,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -416,9 +416,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.lane_turn += 1
         turn = self.lane_turn
 
-        def cost(n: int) -> tuple[bool, bool, int, int]:
-            lane = lanes[n]
-            return lane.stalled is not None, own[n].ids.left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
+        def cost(n: int) -> tuple[bool, bool, bool, int, int]:
+            lane, left = lanes[n], own[n].ids.left
+            turns = (n - turn) % len(lanes)
+            return own[n].release is not None, lane.stalled is not None, left < numbers, lane.bytes_waiting, turns
 
         return min(lanes, key=cost)
 

@@ -11,6 +11,7 @@ from stepwire_broker.core.commit.decision import (
     Complaint,
     Decision,
     LaneGone,
+    LaneReleasable,
     OffersLeftOut,
     OrderToStore,
     Read,
@@ -30,7 +31,7 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere | LaneReleasable) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -49,6 +50,7 @@ class Around(NamedTuple):
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
     lane_gone: Callable[[LaneGone], None]
+    release: Callable[[LaneReleasable], None] = _no_other_broker
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
     pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
@@ -114,3 +116,5 @@ class Turn:
             around.worker_news(news)
         for gone in decision.lanes_gone:
             around.lane_gone(gone)
+        for releasable in decision.released:
+            around.release(releasable)

@@ -165,6 +165,14 @@ class LaneGone(Struct, frozen=True):
     sessions: int  # that ended, because they held deliveries of the lane
 
 
+class LaneReleasable(Struct, frozen=True):
+    """The broker may give up this lane now: nothing of it is left to write or to send."""
+
+    lane: int
+    epoch: int  # of the lane
+    to: str | None  # the broker that is to own it; None: any
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -184,6 +192,7 @@ class Decision(Struct):
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
     lanes_gone: list[LaneGone] = []
+    released: list[LaneReleasable] = []
 
     @property
     def is_empty(self) -> bool:
@@ -204,4 +213,5 @@ class Decision(Struct):
             or self.progress
             or self.offers_left_out
             or self.lanes_gone
+            or self.released
         )

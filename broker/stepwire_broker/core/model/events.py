@@ -280,6 +280,7 @@ class ReleaseLane(Struct, frozen=True):
     """Give this lane up as soon as it may go: dispatch nothing more of it, then request the release."""
 
     lane: int
+    to: str | None = None  # the broker that is to own it; None: any
 
 
 class LaneReleased(Struct, frozen=True):
@@ -363,6 +364,8 @@ Event: TypeAlias = (
     | CatalogueRead
     | LoadFailed
     | LanesTaken
+    | ReleaseLane
+    | LaneReleased
     | LoopWasLate
     | Tick
     | Reconfigure
