@@ -175,7 +175,7 @@ class BrokerNode:
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
                 self._lane_gone,
-                *self._through_others(),
+                **self._through_others(),
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -193,12 +193,12 @@ class BrokerNode:
         self.turn.handle(world.server_keys.broker_started(self))
         self.post("tick")
 
-    def _through_others(self) -> tuple[Callable[[Any], None], ...]:
+    def _through_others(self) -> dict[str, Callable[[Any], None]]:
         """What the turn has other brokers do."""
         if self.world.server is None:
-            return ()
-        self.elsewhere = Elsewhere(self)
-        return self.elsewhere.order, self.elsewhere.wait, self.elsewhere.pass_on
+            return {}
+        self.elsewhere = elsewhere = Elsewhere(self)
+        return {"order": elsewhere.order, "wait_elsewhere": elsewhere.wait, "pass_on": elsewhere.pass_on}
 
     def _lanes_at_start(self) -> list[int] | None:
         """At the first start the lanes that it was given; later those of its former run that no transaction locks."""
