@@ -15,6 +15,7 @@ from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.membership.cluster_rows import Beaten
 
 from .commit_group import Outcome
 from .principal import PROCESS, Grant
@@ -363,6 +364,7 @@ Event: TypeAlias = (
     | LookedAround
     | CatalogueRead
     | LoadFailed
+    | Beaten
     | LanesTaken
     | ReleaseLane
     | LaneReleased
