@@ -3,6 +3,11 @@
     STEPWIRE_TEST_POSTGRES=1 pytest tests/api
 
 The value is the number of lanes. Without this variable a test uses SQLite, which takes a tenth of the time.
+
+    STEPWIRE_TEST_POOLER=1 STEPWIRE_TEST_POSTGRES=3 pytest tests/api
+    STEPWIRE_TEST_POOLER=1 pytest tests/store/conformance -k postgresql
+
+puts pgbouncer in transaction mode between the broker and the server.
 """
 
 import atexit
@@ -14,8 +19,10 @@ from typing import Final
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 
+from .pooler import Pooler
 from .server import PostgresServer
 
+IS_POOLED: Final = os.environ.get("STEPWIRE_TEST_POOLER") == "1"
 LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
 
 
@@ -24,7 +31,22 @@ def database_in(directory: Path) -> DatabaseSettings:
     if LANES == 0:
         return DatabaseSettings(url=f"sqlite:///{directory}/state.db")
     schema = f"d{hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]}"
-    return DatabaseSettings(url=_server().socket_url(), schema=schema, lanes=LANES, pool_size=2)
+    server = _server()
+    url = server.url(port=pooler_port(server)) if IS_POOLED else server.socket_url()
+    return DatabaseSettings(url=url, schema=schema, lanes=LANES, pool_size=2)
+
+
+_poolers: dict[PostgresServer, Pooler] = {}
+
+
+def pooler_port(server: PostgresServer) -> int:
+    """Return the port of a pooler in front of the server, which ends with the server; 0 without STEPWIRE_TEST_POOLER."""
+    if not IS_POOLED:
+        return 0
+    if server not in _poolers:
+        # Connections of a lane that waits are open transactions, and each store has its own.
+        _poolers[server] = Pooler(server, connections=80)
+    return _poolers[server].port
 
 
 @cache
