@@ -40,7 +40,7 @@ _poolers: dict[PostgresServer, Pooler] = {}
 
 
 def pooler_port(server: PostgresServer) -> int:
-    """Return the port of a pooler in front of the server, which ends with the server; 0 without STEPWIRE_TEST_POOLER."""
+    """Return the port of a pooler in front of the server. The pooler ends with the server. 0: no pooler is wanted."""
     if not IS_POOLED:
         return 0
     if server not in _poolers:
