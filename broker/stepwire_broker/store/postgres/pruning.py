@@ -36,9 +36,7 @@ class PostgresPruning:
         self._lane = lane
         self._partly_removed = f"{PARTLY_REMOVED} {lane}"
         self._is_first = lane == LANE
-        self._statements = {
-            name: Statement(f"prune_{name}", text.format(s=schema, ids=_IDS)) for name, text in _TEXTS.items()
-        }
+        self._statements = statements_of(schema)
 
     def remove_whole(self, before_ms: Mapping[TaskState, int], without: Collection[int], steps: int) -> Removed:
         """A slice is 10 trips or more: within the time of a piece, a network would leave room for few."""
@@ -151,6 +149,11 @@ class PostgresPruning:
 
     def _remove(self, name: str, *values: bytes | str | int) -> int:
         return self._writer.trips.change(self._statements[name], *values)
+
+
+def statements_of(schema: str) -> dict[str, Statement]:
+    """The statements of one schema, by name."""
+    return {name: Statement(f"prune_{name}", text.format(s=schema, ids=_IDS)) for name, text in _TEXTS.items()}
 
 
 def _json(values: Collection[int]) -> bytes:
