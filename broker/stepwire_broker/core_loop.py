@@ -17,10 +17,11 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
-from .core.answers.answers import CommandRefused
+from .core.answers.answers import Answer, CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
+    LaneGone,
     OffersLeftOut,
     Read,
     WatchProcess,
@@ -33,7 +34,9 @@ from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
+    Command,
     Event,
+    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -48,6 +51,7 @@ from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
 from .pulse import Pulse, PulseActions, read_clocks
+from .results_elsewhere import PassedOn
 from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
@@ -87,8 +91,10 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
+        self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
+        self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
@@ -107,7 +113,19 @@ class CoreLoop:
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
-        around = Around(
+        self._turn = Turn(machine, self._around())
+        actions = PulseActions(
+            self.handle,
+            self.flush,
+            lambda: self.wire.is_behind,
+            store.lost,
+            self.on_outcome,
+            self.measures.loop_lag_s,
+        )
+        self.pulse = Pulse(machine, actions)
+
+    def _around(self) -> Around:
+        return Around(
             read_clocks,
             self.wire,
             self._put,
@@ -119,25 +137,29 @@ class CoreLoop:
             self._tell_progress,
             _log_offers_left_out,
             _log_worker_news,
+            self._close_lane,
             self._elsewhere.order,
             self._elsewhere.wait,
+            self._passed_on.pass_on,
         )
-        self._turn = Turn(machine, around)
-        actions = PulseActions(
-            self.handle,
-            self.flush,
-            lambda: self.wire.is_behind,
-            store.lost,
-            self.on_outcome,
-            self.measures.loop_lag_s,
-        )
-        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
+
+    async def ask(self, make: Callable[[int], Command]) -> Answer:
+        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
+        request, future = self.answers.open()
+        try:
+            self.handle(make(request))
+            self.flush_soon()
+            return await future
+        except asyncio.CancelledError:
+            self.answers.close(request)
+            self.handle(Forget(request))
+            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""
@@ -197,10 +219,13 @@ class CoreLoop:
     def on_outcome(self, outcome: Outcome) -> None:
         if not self.is_open:
             return
-        if isinstance(outcome, Broken | LaneLost | LostCommits):
-            self._fail(outcome)
+        lane = self._state.outbox.lanes.get(outcome.lane)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
-        lane = self._state.outbox.lanes[outcome.lane]
+        if lane is None:
+            return  # of a lane that was lost meanwhile
         if isinstance(outcome, Stalled):
             log.warning("database_stalled", code=outcome.code, error=outcome.error)
             if lane.stalled is None:
@@ -215,12 +240,27 @@ class CoreLoop:
                 listener()
         self.pulse.arm()
 
+    def _was_the_last(self, lane: int) -> bool:
+        """True if the broker cannot go on without this lane: it has no other, and takes none."""
+        return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+
+    def _close_lane(self, gone: LaneGone) -> None:
+        self._store.close_lane(gone.lane)
+        self._handed.pop(gone.lane, None)
+        self._stalled_s.pop(gone.lane, None)
+        if gone.cause == "released":
+            log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
+        else:
+            log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
+
     def _log_stall(self, before: str | None, lane: LaneState) -> None:
         """Log the end of a stall. `before` is the code before the outcome was handled."""
         after = lane.stalled
         if before is None and after is not None:
             self._stalled_s[lane.number] = self._loop.time()
-        elif before is not None and after is None:
+        elif before is not None and after is None and lane.number in self._stalled_s:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
@@ -237,6 +277,7 @@ class CoreLoop:
         )
         log.error("broker_failed", reason=reason)
         self._elsewhere.close()
+        self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
             self._failed.set_exception(BrokerStopped(reason))
@@ -246,6 +287,7 @@ class CoreLoop:
         self.is_open = False
         self.pulse.stop()
         self._elsewhere.close()
+        self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
 

@@ -31,7 +31,7 @@ from .core.model.events import (
     Command,
     Detached,
     Drain,
-    Forget,
+    HttpServed,
     Leave,
     Now,
     QuotasChanged,
@@ -277,15 +277,7 @@ class Engine:
         core = self._core
         if core is None or not core.is_open:
             return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
-        request, future = core.answers.open()
-        try:
-            core.handle(make(request))
-            core.flush_soon()
-            return await future
-        except asyncio.CancelledError:
-            core.answers.close(request)
-            core.handle(Forget(request))
-            raise
+        return await core.ask(make)
 
     def handled(self) -> asyncio.Future[None]:
         """Return a future that is done when all commands and messages from before this call are handled.
@@ -346,6 +338,9 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
+        if not self.state.lanes:
+            reasons.append("no_lane")
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 
@@ -370,6 +365,10 @@ class Engine:
         return self.core_loop.taps.add(tap)
 
     # -- workers of this process --------------------------------------------------------------------------------------
+
+    def announce_http(self, url: str) -> None:
+        """Name this URL of the API to the other brokers."""
+        self.core_loop.handle(HttpServed(url))
 
     def attach(
         self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None

@@ -12,10 +12,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-URL = os.environ.get("STEPWIRE_URL", "http://127.0.0.1:7410")
+URLS = os.environ.get("STEPWIRE_URL", "http://127.0.0.1:7410").split(",")  # one of each broker
 TOKEN = Path(os.environ.get("STEPWIRE_TOKEN_FILE", ".stepwire/token")).read_text().strip()
 ME = {"worker": f"poll-py:{secrets.token_hex(8)}"}  # new for each process
-AGAIN = (0, 429, 500, 503)  # no answer, or a temporary refusal: send the call again, because duplicates are harmless
+AGAIN = (
+    0,
+    421,
+    429,
+    500,
+    503,
+)  # no answer, or a temporary refusal: send the call again, because duplicates are harmless
 at = {"n": 0, "session": None}
 HANDLERS = {
     "order.price": lambda step: {"cents": sum(i["cents"] * i["count"] for i in step["task_context"]["items"])},
@@ -25,14 +31,23 @@ HANDLERS = {
 
 def call(name, **members):
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{URL}/v1/worker/{name}", json.dumps(ME | members).encode(), headers)
+    request = urllib.request.Request(f"{URLS[0]}/v1/worker/{name}", json.dumps(ME | members).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=40) as answer:
             return 200, json.load(answer)
     except urllib.error.HTTPError as error:
+        if error.code in (421, 503):  # 421: the session is with another broker, which lives at this URL
+            go_on_at(json.load(error).get("url"))
         return error.code, {}
     except (OSError, ValueError, http.client.HTTPException):
+        go_on_at(None)
         return 0, {}
+
+
+def go_on_at(url):
+    """Send the next call to this URL, otherwise to the next one of the list."""
+    first, *rest = URLS
+    URLS[:] = [url, *(each for each in URLS if each != url)] if url else [*rest, first]
 
 
 def call_until_answered(name, **members):

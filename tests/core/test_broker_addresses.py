@@ -133,14 +133,17 @@ def test_the_same_brokers_again_are_no_news() -> None:
 
 def test_the_row_of_a_broker_has_its_listeners() -> None:
     world = world_of(IPC, CURVE)
-    assert of_row("b1", addresses.row_of(world.state)) == broker("b1", IPC, CURVE)
+    world.handle(events.HttpServed("http://b1:7410"))
+    row = of_row("b1", addresses.row_of(world.state))
+    assert (row.host, row.listeners) == (HOST, broker("b1", IPC, CURVE).listeners)
+    assert (row.epoch, row.http) == (7, "http://b1:7410")
 
 
 @pytest.mark.parametrize("text", [None, "", "not json", '{"listeners":[{"kind":"smoke"}]}', '{"listeners":null}'])
 def test_a_row_that_cannot_be_read_has_no_listeners(text: str | None) -> None:
-    assert of_row("b2", text) == BrokerEndpoints("b2", "", ())
+    assert of_row("b2", text) == BrokerEndpoints("b2")
 
 
 def test_a_row_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
-    text = to_row("h2", [listener(TCP, "b2")]).replace('"host"', '"later":1,"host"')
+    text = to_row(broker("b2", TCP, host="h2")).replace('"host"', '"later":1,"host"')
     assert of_row("b2", text) == broker("b2", TCP, host="h2")

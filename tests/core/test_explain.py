@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from stepwire_broker.core import explain
 from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.brokers import addresses
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints, PartialWorker, of_row
 from stepwire_broker.core.definitions.settings import ExecutionSettings, LimitSettings, RuleSettings, Settings
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask
@@ -38,6 +40,58 @@ def why_task(world: World, task_id: int) -> explain.WhyTask:
 def clock(world: World, ms: int = 0) -> str:
     minutes, seconds = divmod((world.now.wall + ms) % 86_400_000 // 1000, 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
+
+
+# -- several brokers --------------------------------------------------------------------------------------------------
+
+
+def other_broker(world: World, *partial: PartialWorker, name: str = "b2") -> None:
+    addresses.on_others(world.state, [BrokerEndpoints(name, "", (), partial)], world.now)
+
+
+def test_why_names_a_worker_that_is_connected_to_another_broker_only() -> None:
+    world = World()
+    other_broker(world, PartialWorker("shop-1:0123456789abcdef", ("h", "i"), ("b2", "b3")))
+    task_id = world.task(ONE)
+    reason = why(world, task_id)
+    assert reason[:2] == (
+        "worker_elsewhere",
+        "offered by `shop-1:0123456789abcdef`, which is connected to b2, b3 only; this task is b1's: "
+        "give the worker the endpoints of b1",
+    )
+    world.hello()
+    assert why(world, task_id).code == "handed_out"
+
+
+def test_why_does_not_name_a_worker_elsewhere_for_a_handler_that_it_does_not_offer() -> None:
+    world = World()
+    other_broker(world, PartialWorker("shop-1:0123456789abcdef", ("other.*",), ("b2",)))
+    assert why(world, world.task(ONE)).code == "no_worker_offers"
+
+
+def test_the_row_of_a_broker_names_workers_without_a_session_with_a_live_broker() -> None:
+    world = World()
+    world.hello(handlers=["h"])
+    world.hello(W2)
+    other_broker(world)
+    assert of_row("b1", addresses.row_of(world.state)).partial_workers == (), "no heartbeat says so"
+    world.beat(W, n=5)
+    assert of_row("b1", addresses.row_of(world.state)).partial_workers == (PartialWorker(W, ("h",), ("b1",)),)
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=6, sessions={"b1": "7.1", "b2": "9.1"}, free={}))
+    assert of_row("b1", addresses.row_of(world.state)).partial_workers == ()
+
+
+def test_why_names_a_worker_that_serves_its_brokers_in_turn() -> None:
+    world = World()
+    other_broker(world)
+    world.hello(slots=1, prefetch=0, free={BROKER: 0})
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=6, sessions={"b1": "7.1", "b2": "9.1"}, free={"b1": 0, "b2": 1}))
+    task_id = world.task(ONE)
+    assert why(world, task_id)[:2] == (
+        "workers_busy",
+        "all 1 slot of the 1 worker that could run it are busy, or promised: "
+        f"`{W}` takes 1 step and has 2 brokers, which it serves in turn",
+    )
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------

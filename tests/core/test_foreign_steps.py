@@ -1,10 +1,15 @@
 """Steps of lanes that other brokers own: their results are left to the owners, and never acknowledged here."""
 
 import msgspec
-from stepwire_broker.core.commit.decision import LoadBySteps
+from stepwire_broker.core.answers.answers import ResultTaken
+from stepwire_broker.core.brokers import addresses
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints
+from stepwire_broker.core.commit.decision import LoadBySteps, ResultsElsewhere
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import Loaded
 from stepwire_broker.core.model import events
+from stepwire_broker.core.sharing.order_texts import command_text, read_command
+from stepwire_broker.store.ports import LANE
 from stepwire_protocol import messages as wire
 
 from .world import DEPLOYMENT, ONE, W, World, one
@@ -138,3 +143,120 @@ def test_an_answer_with_steps_of_two_brokers_counts_for_the_own_ones() -> None:
     assert world.reads_decided == 0
     assert world.complaints == []
     world.check()
+
+
+# -- results that are passed on to their owners -----------------------------------------------------------------------
+
+
+def shared() -> World:
+    """A broker that owns the first of two lanes, next to another live broker."""
+    world = World(lanes=2, own=[LANE])
+    addresses.on_others(world.state, [BrokerEndpoints("b2")], world.now)
+    return world
+
+
+ELSEWHERE = IDS_PER_BLOCK + 7  # an id of the second lane
+
+
+def test_a_result_of_a_worker_that_misses_a_live_broker_is_passed_on() -> None:
+    world = shared()
+    world.hello()
+    world.beat()
+    report(world, "batch_1", result(ELSEWHERE))
+    assert world.passed_on == [ResultsElsewhere(W, 1, "batch_1", (result(ELSEWHERE),))]
+    assert (world.acked, world.reads_decided) == ([], 0)
+    world.handle(events.ResultsTaken(W, 1))
+    assert world.acked == [1]
+
+
+def test_a_result_of_a_worker_that_sees_every_broker_is_left_to_the_third_try() -> None:
+    world = shared()
+    world.hello()
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=2, sessions={"b1": "7.1", "b2": "9.1"}, free={}))
+    report(world, "batch_1", result(ELSEWHERE))
+    assert world.passed_on == []
+
+
+def test_a_result_of_a_worker_inside_the_process_is_passed_on() -> None:
+    world = shared()
+    world.hello(executor="poll")
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=2, sessions={"b1": "7.1", "b2": "9.1"}, free={}))
+    report(world, "batch_1", result(ELSEWHERE))
+    assert len(world.passed_on) == 1
+
+
+def test_own_steps_of_a_message_that_is_passed_on_are_applied_at_once() -> None:
+    world = shared()
+    task_id = world.task(ONE)
+    world.hello()
+    world.beat()
+    (batch,) = world.batches()
+    world.accept(batch)
+    report(world, batch.batch_id, result(batch.steps[0].step_id), result(ELSEWHERE))
+    assert world.row(task_id).state == "completed"
+    assert [len(each.results) for each in world.passed_on] == [1]
+    assert world.acked == []
+
+
+def test_a_report_becomes_an_order_to_the_owner_of_the_lane() -> None:
+    world = shared()
+    members = {"step_id": ELSEWHERE, "worker": W, "batch_id": "batch_1", "result": result(ELSEWHERE)}
+    assert world.ask(events.ReportResult, **members) is None
+    (order,) = world.orders
+    assert (order.lane, read_command(command_text(order.command))) == (LANE + 1, order.command)
+
+
+def dispatched_here() -> tuple[World, int, wire.Steps]:
+    """A step of this broker, whose worker reports the result to another one."""
+    world = shared()
+    task_id = world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    return world, task_id, batch
+
+
+def passed(world: World, batch: wire.Steps, **changed: object) -> int:
+    step = batch.steps[0]
+    members = {
+        "step_id": step.step_id,
+        "worker": W,
+        "batch_id": batch.batch_id,
+        "result": result(step.step_id, step.delivery),
+    }
+    return world.order(events.ReportResult, **members | changed)
+
+
+def test_the_owner_applies_a_result_that_another_broker_passed_on_once() -> None:
+    world, task_id, batch = dispatched_here()
+    first, second = passed(world, batch), passed(world, batch)
+    world.look()
+    assert world.row(task_id).state == "completed"
+    assert [world.order_answer(order) for order in (first, second)] == [ResultTaken(), ResultTaken()]
+    assert world.state.counters.completed == 1
+    world.check()
+
+
+def test_a_result_of_another_batch_is_not_applied_and_is_over() -> None:
+    world, task_id, batch = dispatched_here()
+    order = passed(world, batch, batch_id="batch_9")
+    world.look()
+    assert world.row(task_id).state == "dispatched"
+    assert world.order_answer(order) == ResultTaken()
+    assert world.state.counters.refused == {"wrong_batch": 1}
+
+
+def test_a_result_of_a_step_that_is_not_in_memory_is_applied_after_a_read() -> None:
+    world, task_id, batch = dispatched_here()
+    world.restart()
+    order = passed(world, batch)
+    world.look()
+    assert world.row(task_id).state == "completed"
+    assert world.order_answer(order) == ResultTaken()
+
+
+def test_a_result_of_a_removed_step_is_answered_as_not_found() -> None:
+    world, _, batch = dispatched_here()
+    order = passed(world, batch, step_id=batch.steps[0].step_id + 900)
+    world.look()
+    assert world.order_answer(order).code == "not_found"

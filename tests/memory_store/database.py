@@ -44,7 +44,7 @@ def begin_epoch(
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
-        revision=MemoryQueries(tables).controls_revision(),
+        revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
         is_shared=is_shared,
     )
 
@@ -69,7 +69,13 @@ class MemoryDatabase:
         self.readers = MemoryReaders(tables)
         self.orders = MemoryOrders(tables) if opened.is_shared else None
         self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
+        self._tables = tables
+        self._refuses = refuses
         self.cleaning: Any = None  # these tables have no file
+
+    def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
+        writer = MemoryWriter(self._tables, taken.lane, self._refuses)
+        return writer, MemoryPruning(self._tables, writer)
 
     def lost(self) -> None:
         return None

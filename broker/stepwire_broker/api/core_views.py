@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stepwire_protocol import topics
 from stepwire_protocol.messages import Hello, Item
 
 from stepwire_broker.core import explain
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
@@ -42,6 +44,12 @@ def session(broker: EnginePort, worker: str) -> SessionView | None:
 def recovered_items(broker: EnginePort, worker: str) -> list[Item]:
     """Deliveries from before the broker started that this worker has not reported yet."""
     return [(step.id, step.delivery) for step in broker.state.recovered.get(worker, {}).values()]
+
+
+def broker_of_session(broker: EnginePort, session: str) -> BrokerEndpoints | None:
+    """The other live broker that this session is with. None: it is with this broker, or over."""
+    epoch, _ = topics.session_parts(session)
+    return next((other for other in broker.state.other_brokers if other.epoch == epoch), None)
 
 
 def is_worker(broker: EnginePort, worker: str) -> bool:

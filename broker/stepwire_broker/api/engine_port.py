@@ -122,6 +122,10 @@ class EnginePort(Protocol):
         """Call `callback` with every message of the bus, until the returned function is called."""
         ...
 
+    def announce_http(self, url: str) -> None:
+        """Name this URL of the API to the other brokers."""
+        ...
+
     def attach(
         self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None
     ) -> Callable[[], None]:

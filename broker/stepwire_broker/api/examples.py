@@ -238,6 +238,12 @@ PROBLEMS: Final[dict[int, dict[str, Any]]] = {
     410: {"code": "cursor_unknown", "detail": "the event is not in the history"},
     413: {"code": "too_large", "detail": "a context of 2000000 bytes, at most 1048576"},
     415: {"code": "bad_content_type", "detail": "the body must be application/json"},
+    421: {
+        "code": "other_broker",
+        "detail": "the session 7.1 is with the broker b2",
+        "hint": "send the call to http://b2.example:7410; if it fails for a lease, lease without a session",
+        "url": "http://b2.example:7410",
+    },
     422: {"code": "refused_by_database", "detail": "the database refused the data"},
     429: {
         "code": "overloaded",

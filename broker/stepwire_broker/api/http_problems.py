@@ -50,7 +50,7 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     """`code` (for programs) and `detail` (for people) describe the problem; `next` and `hint`, the next action.
 
     `limit` names the limit that a request exceeded. `owner` is the name of the token or of the namespace that the limit
-    applies to, or `the broker` if it applies to all tokens together."""
+    applies to, or `the broker` if it applies to all tokens together. `url` is the broker that answers the request."""
 
     title: str
     status: int
@@ -61,6 +61,7 @@ class ProblemDocument(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
     limit: str = ""
     owner: str = ""
+    url: str = ""
 
 
 class HttpProblem(BrokerError):
@@ -77,6 +78,7 @@ class HttpProblem(BrokerError):
         headers: tuple[tuple[bytes, bytes], ...] = (),
         limit: str = "",
         owner: str = "",
+        url: str = "",
     ) -> None:
         super().__init__(f"{code}: {detail}")
         self.status = status
@@ -88,6 +90,7 @@ class HttpProblem(BrokerError):
         self.headers = headers
         self.limit = limit
         self.owner = owner
+        self.url = url
         if retry_after_ms is not None:
             self.headers = (*headers, (b"retry-after", b"%d" % max(1, math.ceil(retry_after_ms / 1000))))
 
@@ -103,6 +106,7 @@ class HttpProblem(BrokerError):
             self.retry_after_ms,
             self.limit,
             self.owner,
+            self.url,
         )
 
 
@@ -181,6 +185,7 @@ TITLES: Final = {
     410: "Gone",
     413: "Too large",
     415: "Unsupported content type",
+    421: "Another broker answers this",
     422: "The database refused the data",
     429: "Too many requests or too much work",
     500: "Internal error of the broker",

@@ -1,5 +1,6 @@
 """The HTTP addresses: checks `http.listen`, and opens this address and the Unix socket `http.socket`."""
 
+import ipaddress
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -43,6 +44,17 @@ class Listeners(NamedTuple):
             assert self.local is not None
             return self.local.absolute_url
         host, port = self.tcp.getsockname()[:2]
+        scheme = "https" if self.certificates is not None else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def url_for_others(self) -> str | None:
+        """The address for programs that found another broker. None: only processes of this host's user reach it."""
+        if self.tcp is None:
+            return None
+        host, port = self.tcp.getsockname()[:2]
+        if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+            host = socket.gethostname()
         scheme = "https" if self.certificates is not None else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

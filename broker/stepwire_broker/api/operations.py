@@ -225,7 +225,7 @@ IN_HEADER: Final[dict[str, Parameter]] = {
 ANY_REQUEST: Final = (400, 401, 403, 429, 500, 503)  # access control, an invalid query, a limit, a fault of the broker
 _BODY: Final = (408, 413, 415)
 _SUBMISSION: Final = (*_BODY, 404, 409, 422, 429)
-_POLLING: Final = (*_BODY, 404, 409, 429)
+_POLLING: Final = (*_BODY, 404, 409, 421, 429)
 _STEP_STATES: Final = ("step_state", "handler_class", "limit", "cursor")
 
 

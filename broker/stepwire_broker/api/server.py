@@ -37,6 +37,7 @@ class Server:
     def __init__(
         self, broker: EnginePort, tokens: Tokens, listeners: Listeners, limits: HttpLimits | None = None
     ) -> None:
+        self._broker = broker
         self._listeners = listeners
         self._application = Application(broker, limits or limits_of(broker.settings.http))
         listen = broker.settings.http.listen
@@ -87,6 +88,9 @@ class Server:
         ready.cancel()
         if self._serving.done():
             self._serving.result()
+        url = self._listeners.url_for_others
+        if url is not None:
+            self._broker.announce_http(url)
         if self._listeners.trouble is not None:
             log.warning("http_socket_unavailable", error=self._listeners.trouble)
         create_task = asyncio.get_running_loop().create_task

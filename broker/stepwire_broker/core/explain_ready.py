@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
+from stepwire_protocol import patterns
+
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.model.targets import BUS, LOCAL, POLL, Target
@@ -39,7 +41,8 @@ def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
-    code = state.outbox.lanes[step.task.lane].stalled
+    lane = state.outbox.lanes.get(step.task.lane)
+    code = None if lane is None else lane.stalled
     if code is None:
         return None
     message = f"the database accepts no writes now ({code}), so nothing is dispatched; the broker resumes by itself"
@@ -98,12 +101,32 @@ def _proof_of(principal: str) -> str:
     return "token" if principal.startswith("token:") else "key"
 
 
+def _is_offered_elsewhere(state: BrokerState, step: Step, now: Now) -> Why | None:
+    """Name a worker that would get the step if it were connected to this broker."""
+    name, target = step.definition.handler_class, state.router.target(step)
+    if not state.other_brokers or target.executor != BUS or _is_offered_here(state, step):
+        return None
+    for other in state.other_brokers:
+        for partial in other.partial_workers:
+            if state.identity.broker not in partial.brokers and patterns.any_of(partial.handlers)(name):
+                here, there = state.identity.broker, ", ".join(partial.brokers)
+                message = f"offered by `{partial.worker}`, which is connected to {there} only; this task is {here}'s"
+                return Why("worker_elsewhere", f"{message}: give the worker the endpoints of {here}", step.ready_ms)
+    return None
+
+
+def _is_offered_here(state: BrokerState, step: Step) -> bool:
+    name, target = step.definition.handler_class, state.router.target(step)
+    of_executor = _of_executor(state, target.executor)
+    return any(takers.knows_handler(s, name) for s in of_executor) or takers.level0_serves(state, state.route_of(step))
+
+
 def _is_offered_by_no_worker(state: BrokerState, step: Step, now: Now) -> Why | None:
+    if _is_offered_here(state, step):
+        return None
     name, target = step.definition.handler_class, state.router.target(step)
     of_executor = _of_executor(state, target.executor)
     offering_it = [s for s in of_executor if s.offers(name)]
-    if any(takers.knows_handler(s, name) for s in of_executor) or takers.level0_serves(state, state.route_of(step)):
-        return None
     if offering_it:
         rest = f"{named(s.worker for s in offering_it)} offered it and then refused it as unknown"
     elif of_executor:
@@ -322,7 +345,17 @@ def _finds_no_room(state: BrokerState, step: Step, now: Now) -> Why | None:
     slots = counted(sum(s.slots for s in sessions), "slot")
     whose = f"{counted(len(sessions), 'worker')} that could run it"
     ahead = _ahead(state, step)
-    return Why("workers_busy", f"all {slots} of the {whose} are busy{ahead}", step.ready_ms)
+    return Why("workers_busy", f"all {slots} of the {whose} are busy{_in_turn(sessions)}{ahead}", step.ready_ms)
+
+
+def _in_turn(sessions: list[WorkerSession]) -> str:
+    """Explain why workers with free slots may offer this broker nothing now."""
+    small = [s for s in sessions if s.slots + s.prefetch < len(s.brokers)]
+    if not small or len(small) < len(sessions):
+        return ""
+    first = small[0]
+    takes, brokers = counted(first.slots + first.prefetch, "step"), counted(len(first.brokers), "broker")
+    return f", or promised: `{first.worker}` takes {takes} and has {brokers}, which it serves in turn"
 
 
 def _none_requests(sessions: list[WorkerSession]) -> str:
@@ -371,6 +404,7 @@ _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_changing,
     _has_no_executor,
     _is_outside_grants,
+    _is_offered_elsewhere,
     _is_offered_by_no_worker,
     _is_matched_by_no_worker,
     _is_of_a_paused_executor,

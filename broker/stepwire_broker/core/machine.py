@@ -14,7 +14,7 @@ from stepwire_protocol import messages as wire
 from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
-from .answers.answers import CommandRefused
+from .answers.answers import CommandRefused, ResultTaken
 from .brokers import addresses
 from .commit.decision import Decision, LoadById, LoadBySteps, ToRequest, ToWorker
 from .commit.loads import CommandLoad, PageLoad, RejectedLoad, ResultsLoad
@@ -37,11 +37,11 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import opening
+from .lanes import losing, opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
+from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, StallCode, Stalled
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
@@ -84,10 +84,18 @@ from .workers import (
     refusals,
     time_limits,
 )
-from .workers.step_results import on_results
+from .workers.step_results import on_report, on_results, on_taken
 
 NOTHING: Final = Decision()
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
+# These write what belongs to no task, so the broker must own a lane.
+LANE_COMMANDS: Final = {
+    **drain.COMMANDS,
+    **auditing.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
+}
 
 
 class Machine:
@@ -113,6 +121,8 @@ class Machine:
         kind = type(event)
         if kind in MESSAGES:
             _on_message(state, event, now)
+        elif not state.lanes and kind in LANE_COMMANDS:
+            state.refuse_now(event.request, submission.no_lane())  # type: ignore[union-attr]
         else:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
@@ -199,7 +209,9 @@ def _answer(state: BrokerState, send: SendAnswer) -> None:
 
 
 def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
-    lane = state.outbox.lanes[event.lane]
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is None:
+        return  # the lane was lost meanwhile
     if lane.stalled is not None:
         _go_on(state, lane)
     wrote = state.outbox.committed(event.lane, event.seq)
@@ -242,7 +254,9 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
 
 
 def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
-    state.outbox.lanes[event.lane].stalled = event.code
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is not None:
+        lane.stalled = event.code
 
 
 def _go_on(state: BrokerState, lane: LaneState) -> None:
@@ -291,6 +305,9 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     row = loaded.tasks[0]
     if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
+        return
+    if not residency.of_own_lanes(state, loaded, load).tasks:
+        HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
         return
     if isinstance(command, events.Explain) and row.id not in state.tasks:
         explaining.explain_stored(state, loaded, command, now)
@@ -391,6 +408,25 @@ def _on_resolve(state: BrokerState, event: commands.ResolveStep, now: Now) -> No
     else:
         commands.on_resolve(state, step, event, now)
         residency.leave_if_final(state, task)
+
+
+def _on_report(state: BrokerState, event: events.ReportResult, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.step_id):
+        return
+    step = state.steps.get(event.step_id)
+    code = _stall_of(state, event.step_id)
+    if code is not None:
+        _refuse_stalled(state, event.request, None if step is None else step.task, code)
+    elif step is not None:
+        task = step.task
+        on_report(state, step, event, now)
+        residency.leave_if_final(state, task)
+    elif event.step_id in state.ended:
+        state.answer(event.request, ResultTaken())
+    else:
+        request = state.next_read()
+        state.loads[request] = CommandLoad(event)
+        state.decision.reads.append(LoadBySteps(request, [event.step_id], any_state=True))
 
 
 def _stall_of(state: BrokerState, number: int) -> StallCode | None:
@@ -517,16 +553,15 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
-    **drain.COMMANDS,
-    **auditing.COMMANDS,
-    **executor_control.COMMANDS,
-    **allowance.COMMANDS,
-    **routing_rules.COMMANDS,
+    **LANE_COMMANDS,
+    events.ReportResult: _on_report,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     events.LanesTaken: opening.on_taken,
+    LaneLost: losing.on_lost,
+    LostCommits: losing.on_lost_commits,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,
@@ -540,6 +575,8 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ClaimRefuted: loss.on_claim_refuted,
     events.LoopWasLate: loss.on_loop_was_late,
     events.EndpointsBound: addresses.on_endpoints_bound,
+    events.HttpServed: addresses.on_http_served,
+    events.ResultsTaken: on_taken,
     events.GrantsChanged: grants.on_grants_changed,
     events.Drain: _on_drain,
     events.Leave: _on_leave,

@@ -151,6 +151,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # lanes and numbers
     lanes: dict[int, OwnLane] = {}  # the lanes of `outbox`
     blocks: dict[int, int]  # by number: the lane of each block of ids, of every lane of the database
+    stopped: dict[int, str] = {}  # by lane: why it is not served, although no other broker owns it
     left: bool = False  # the broker has returned its ids, and reserves no others
     submissions_waiting: list[SubmitTasks] = []  # for ids
     submissions_waiting_bytes: int = 0
@@ -175,10 +176,12 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     former_owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # by worker: of an ended session
     sessions_of: dict[str, int] = {}  # by principal: the number of its sessions
     came_by: dict[str, ListenerKind] = {}  # by worker: the kind of listener that its inbox came to
+    http_url: str | None = None  # of this broker's API, as other hosts reach it
     own_listeners: BrokerEndpoints | None = None  # None: the bus is not open yet
     own_addresses: list[Endpoints] = []  # as workers receive them, with the key that follows in a rotation
     own_in_welcome: list[Endpoints] = []  # the same, and before them a key that is still served for a moment
     other_brokers: tuple[BrokerEndpoints, ...] = ()  # that live now
+    live_brokers: frozenset[str]  # the names of all, this one included
     others_addresses: dict[ListenerKind, list[Endpoints]] = {}  # for workers that came to this kind of listener
     addresses_repeated_until_mono: int = 0  # after a change, acks of heartbeats repeat the addresses until this time
     sessions: dict[str, WorkerSession] = {}
@@ -238,6 +241,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             },
             quieted=OrderedDict((worker, drained.quit) for worker, drained in stored(opened.controls, DrainedWorker)),
             shadows=Shadows(identity.epoch),
+            live_brokers=frozenset((identity.broker,)),
             level0=Level0(),
             level0_handlers=Level0Handlers(settings.bus.level0.handlers, opened.controls),
         )
@@ -252,6 +256,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Add a lane that this broker owns from now on. None of its tasks is in memory yet."""
         first, last = taken.ids
         lease_ms = max(taken.lease_ms, self.settings.bus.lease_ms)
+        self.stopped.pop(taken.lane, None)
         self.outbox.add_lane(taken.lane, taken.end)
         self.blocks.update(dict.fromkeys((*taken.blocks, block_of(first)), taken.lane))
         lane = self.lanes[taken.lane] = OwnLane(
@@ -348,7 +353,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane = self.outbox.touch_any()
         lane.controls.append(change)
         if self.is_shared:
             self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
@@ -394,7 +399,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
         """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        (self.outbox.touch_any() if lane is None else self.outbox.touch(lane)).audit.append(row)
         self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:
@@ -420,15 +425,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def lane_of(self, number: int) -> int | None:
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
-
-    @property
-    def live_brokers(self) -> int:
-        """The number of live brokers, this one included."""
-        return 1 + len(self.other_brokers)
-
-    def is_own(self, number: int) -> bool:
-        """True if the task or the step with this id is in a lane that this broker owns."""
-        return self.lane_of(number) in self.lanes
 
     def is_foreign(self, number: int) -> bool:
         """True if another broker owns the task or the step that has this id."""

@@ -19,6 +19,7 @@ CODES: Final[dict[str, str]] = {
     "broker_draining": "the broker is stopping and dispatches nothing",
     "no_executor": "the executor that the step is routed to is not configured",
     "no_worker_offers": "no connected worker offers the step's handler_class",
+    "worker_elsewhere": "a worker offers the step's handler_class, and it is not connected to the broker of the task",
     "no_worker_matches": "workers offer the handler_class, and none has the labels that the step or its rule requires",
     "workers_too_small": "workers offer the handler_class, and none accepts a message as large as the step needs",
     "outside_grant": "workers offer the handler_class, and the grant of no such worker allows the step",
@@ -54,6 +55,7 @@ WAITS_FOR: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "no_worker_offers",
+            "worker_elsewhere",
             "no_worker_matches",
             "outside_grant",
             "workers_too_small",

@@ -10,9 +10,11 @@ from stepwire_broker.core.commit.decision import (
     BreakerChanged,
     Complaint,
     Decision,
+    LaneGone,
     OffersLeftOut,
     OrderToStore,
     Read,
+    ResultsElsewhere,
     WaitElsewhere,
     WatchProcess,
     WorkerDied,
@@ -28,7 +30,7 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -46,8 +48,10 @@ class Around(NamedTuple):
     progressed: Callable[[list[StepProgress]], None]
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
+    lane_gone: Callable[[LaneGone], None]
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
+    pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
 
 
 class Turn:
@@ -94,6 +98,8 @@ class Turn:
             around.order(order)
         for wait in decision.waits:
             around.wait_elsewhere(wait)
+        for results in decision.results_elsewhere:
+            around.pass_on(results)
         for watch in decision.watches:
             around.watch(watch)
         for changed in decision.breaker_changes:
@@ -106,3 +112,5 @@ class Turn:
             around.offers_left_out(left_out)
         for news in decision.worker_news:
             around.worker_news(news)
+        for gone in decision.lanes_gone:
+            around.lane_gone(gone)

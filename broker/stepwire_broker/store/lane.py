@@ -197,6 +197,7 @@ class Lane:
             queue.SimpleQueue()
         )
         self._give_up = threading.Event()
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
 
     def start(self) -> None:
@@ -217,6 +218,16 @@ class Lane:
         """Let the writer end after the queued groups."""
         self._groups.put("end")
 
+    def abandon(self) -> None:
+        """Write nothing further and report nothing further, because the lane is no longer this broker's."""
+        self._is_abandoned = True
+        self._give_up.set()
+        self.end()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
         outcome was not reported."""
@@ -229,16 +240,17 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            while (group := self._next()) is not None:
+            while (group := self._next()) is not None and not self._is_abandoned:
                 outcome = self._commit(group)
-                if outcome is None:
+                if outcome is None or self._is_abandoned:
                     break
                 self._report(outcome)
                 if not isinstance(outcome, Committed):
                     break
                 self._aside(partial(self._writer.rest, group))
         except _IsBroken as broken:
-            self._report(Broken(self._number, broken.error))
+            if not self._is_abandoned:
+                self._report(Broken(self._number, broken.error))
         self._writer.close()
 
     def _next(self) -> CommitGroup | None:
@@ -278,7 +290,8 @@ class Lane:
         stall = Stall(self._number, group.seq)
         while isinstance(result := writing.attempt(), Trouble):
             assert result.code is not None, result
-            if (stalled := stall.again(result.code, result.error, time.monotonic())) is not None:
+            stalled = stall.again(result.code, result.error, time.monotonic())
+            if stalled is not None and not self._is_abandoned:
                 self._report(stalled)
             if self._give_up.wait(stall.pause_s()):
                 return None

@@ -5,7 +5,7 @@ SPEC.md, "Over HTTP", specifies the guarantees for clients; worker.py is the wor
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, NoReturn
 
 from stepwire_protocol import limits, polling
@@ -55,10 +55,25 @@ class Gateway:
         self._session_numbers = 0
         self._sweep: asyncio.TimerHandle | None = None
 
+    def named(self, handle: Callable[[HttpCall], Awaitable[Reply]]) -> Callable[[HttpCall], Awaitable[Reply]]:
+        """Name the broker in each answer of this call, also in a refusal: a client may have several URLs."""
+        header = (b"stepwire-broker", self._broker.broker_id.encode())
+
+        async def handle_named(call: HttpCall) -> Reply:
+            try:
+                reply = await handle(call)
+            except HttpProblem as problem:
+                problem.headers = (*problem.headers, header)
+                raise
+            return reply._replace(headers=(*reply.headers, header))
+
+        return handle_named
+
     # -- the calls ----------------------------------------------------------------------------------------------------
 
     async def lease(self, call: HttpCall) -> Reply:
         request = await self._read(call, LeaseCall, CALL_BYTES_MAX)
+        self._check_broker(request.session)
         call.open_request.wait()
         if core_views.is_draining(self._broker):
             raise _draining()
@@ -162,6 +177,7 @@ class Gateway:
         """End the session. A repeated call, sent because its answer was lost, is answered too: the session has
         ended."""
         request = await self._read(call, ByeCall, CALL_BYTES_MAX)
+        self._check_broker(request.session)
         attached = self._attached.get(request.worker)
         ended = attached is None or attached.worker.session != request.session or not attached.worker.is_alive
         if attached is not None and not ended:
@@ -323,7 +339,21 @@ class Gateway:
             self._sweep = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._detach_silent)
         return worker
 
+    def _check_broker(self, session: str | None) -> None:
+        """Raise HttpProblem for a session with another live broker: it has the lease, and knows what the worker holds.
+        Results are accepted from any session."""
+        other = None if session is None else core_views.broker_of_session(self._broker, session)
+        if other is not None:
+            raise HttpProblem(
+                421,
+                "other_broker",
+                f"the session {session} is with the broker {other.broker}",
+                f"send the call to {other.http or other.broker}; if it fails for a lease, lease without a session",
+                url=other.http or "",
+            )
+
     def _in_session(self, id: str, session: str) -> PollWorker:
+        self._check_broker(session)
         attached = self._attached.get(id)
         if attached is None or attached.worker.session != session or not attached.worker.is_alive:
             _raise_no_session()

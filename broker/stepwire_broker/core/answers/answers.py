@@ -26,7 +26,7 @@ RefusedCode: TypeAlias = Literal[
     "disk_full",
     "database_read_only",
     "database_unavailable",
-    "commit_unknown",  # the broker stopped: the command may have been carried out
+    "commit_unknown",  # the broker stopped or lost a lane: the command may have been carried out
     # the data, which the database refused
     "refused_by_database",
 ]
@@ -51,6 +51,10 @@ class CommandRefused(Answer, frozen=True):
 PASSING: Final[frozenset[RefusedCode]] = frozenset(
     {"draining", "starting", "database_locked", "disk_full", "database_read_only", "database_unavailable"}
 )
+
+
+class ResultTaken(Answer, frozen=True):
+    """The result of a step is stored, or can no longer matter: its worker may forget it."""
 
 
 class TasksSubmitted(Answer, frozen=True):

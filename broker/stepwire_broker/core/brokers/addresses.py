@@ -2,19 +2,22 @@
 heartbeats. A worker connects to each listed broker, and divides its credit among them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from stepwire_protocol.messages import Endpoints
 
 from stepwire_broker.core import letters
-from stepwire_broker.core.brokers.listeners import BrokerEndpoints, ListenerKind, to_row, usable_by
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints, ListenerKind, PartialWorker, to_row, usable_by
 from stepwire_broker.core.commit.decision import ToWorker
-from stepwire_broker.core.model.events import EndpointsBound, Now
+from stepwire_broker.core.model.events import EndpointsBound, HttpServed, Now
 from stepwire_broker.core.model.live import WorkerSession
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import level0
 
+PARTIAL_WORKERS_MAX: Final = 32  # in a row
+HANDLERS_MAX: Final = 64  # of each of them
 REPEATED_MS: Final = 60_000  # changed addresses are repeated for this time, because a message may be lost
 
 
@@ -43,6 +46,7 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
     if (more := len(live) - len(state.other_brokers)) > 0:
         level0.extend_leases(state, more)
     state.other_brokers = live
+    state.live_brokers = frozenset((state.identity.broker, *(other.broker for other in live)))
     before = state.others_addresses
     _choose(state)
     if state.others_addresses != before:
@@ -50,9 +54,36 @@ def on_others(state: BrokerState, others: Iterable[BrokerEndpoints], now: Now) -
 
 
 def row_of(state: BrokerState) -> str:
-    """The text of this broker's listeners in its row, from which the other brokers learn them."""
-    own = state.own_listeners
-    return to_row(state.identity.host, own.listeners if own is not None else ())
+    """The text of this broker's row, from which the other brokers learn its listeners, and which workers miss them."""
+    identity, own = state.identity, state.own_listeners
+    return to_row(
+        BrokerEndpoints(
+            identity.broker,
+            identity.host,
+            own.listeners if own is not None else (),
+            tuple(_partial_workers(state)),
+            identity.epoch,
+            state.http_url,
+        )
+    )
+
+
+def on_http_served(state: BrokerState, event: HttpServed, now: Now) -> None:
+    state.http_url = event.url
+
+
+def _partial_workers(state: BrokerState) -> Iterator[PartialWorker]:
+    """Some of the workers whose heartbeats name no session with some live broker. `why` names them at that broker."""
+    live = state.live_brokers
+    if len(live) == 1:
+        return
+    missing = (
+        session
+        for session in state.sessions.values()
+        if session.confirmed and session.worker not in state.attached and not live <= session.brokers
+    )
+    for session in islice(missing, PARTIAL_WORKERS_MAX):
+        yield PartialWorker(session.worker, tuple(session.handlers[:HANDLERS_MAX]), tuple(sorted(session.brokers)))
 
 
 def in_welcome(state: BrokerState, worker: str) -> list[Endpoints]:

@@ -1,10 +1,9 @@
-"""The addresses at which brokers serve their workers, and the choice among them.
+"""The text of a broker's row: how workers reach the broker, and which of its workers have no session with others.
 
-A broker may listen in several ways at once. Its row in the database lists them, so that every broker can name the
-others to its workers. A worker is named addresses that it can use: of the kind by which it came itself.
+A broker may listen in several ways at once. A worker receives addresses that it can use: of the kind to which it came
+itself.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -32,34 +31,39 @@ class Listener(Struct, frozen=True, omit_defaults=True):
     is_local: bool = False
 
 
-class BrokerEndpoints(Struct, frozen=True):
+class PartialWorker(Struct, frozen=True):
+    """A worker that has no session with some live broker: the steps of that broker's tasks do not reach it."""
+
+    worker: str
+    handlers: tuple[str, ...]
+    brokers: tuple[str, ...]  # with which it has a session
+
+
+class BrokerEndpoints(Struct, frozen=True, omit_defaults=True):
     """The listeners of a broker, in the order of its configuration. `host` names its boot and namespaces, if known."""
 
     broker: str
-    host: str
-    listeners: tuple[Listener, ...]
-
-
-class _Row(Struct, frozen=True, omit_defaults=True):
     host: str = ""
     listeners: tuple[Listener, ...] = ()
+    partial_workers: tuple[PartialWorker, ...] = ()
+    epoch: int = -1
+    http: str | None = None  # the URL of its API, if other hosts reach it
 
 
-_read: Final = msgspec.json.Decoder(_Row).decode
+_read: Final = msgspec.json.Decoder(BrokerEndpoints).decode
 
 
-def to_row(host: str, listeners: Iterable[Listener]) -> str:
-    """The text of these listeners in the row of their broker."""
-    return msgspec.json.encode(_Row(host, tuple(listeners))).decode()
+def to_row(endpoints: BrokerEndpoints) -> str:
+    """The text in the row of this broker."""
+    return msgspec.json.encode(endpoints).decode()
 
 
 def of_row(broker: str, text: str | None) -> BrokerEndpoints:
     """Read the text of a broker's row. A text that a later version has written may have no usable listener."""
     try:
-        row = _read(text or "{}")
+        return msgspec.structs.replace(_read(text or "{}"), broker=broker)
     except (msgspec.ValidationError, msgspec.DecodeError):
-        row = _Row()
-    return BrokerEndpoints(broker, row.host, row.listeners)
+        return BrokerEndpoints(broker)
 
 
 def usable_by(kind: ListenerKind, own: BrokerEndpoints, other: BrokerEndpoints) -> Endpoints | None:

@@ -1,9 +1,9 @@
 """The actions that the core decides on, to be taken at once. Writes are not included: they wait in the outbox."""
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
-from stepwire_protocol.messages import BrokerMessage
+from stepwire_protocol.messages import BrokerMessage, Result
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
@@ -81,6 +81,15 @@ class OrderToStore(Struct, frozen=True):
     command: Command
 
 
+class ResultsElsewhere(Struct, frozen=True):
+    """Pass these results of a message on to the owners of their steps, then acknowledge the message."""
+
+    worker: str
+    rid: int
+    batch_id: str
+    results: tuple[Result, ...]
+
+
 class WaitElsewhere(Struct, frozen=True):
     """Answer the request when the task ends or needs an operator. Another broker owns the task, so its rows tell."""
 
@@ -143,6 +152,19 @@ class OffersLeftOut(Struct, frozen=True):
     handlers: int
 
 
+LaneEnding: TypeAlias = Literal["lost", "commits_lost", "released"]
+
+
+class LaneGone(Struct, frozen=True):
+    """The broker has removed a lane from memory: the broker writes and sends nothing more of it. This is logged."""
+
+    lane: int
+    cause: LaneEnding
+    text: str
+    tasks: int  # that were in memory
+    sessions: int  # that ended, because they held deliveries of the lane
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -154,12 +176,14 @@ class Decision(Struct):
     reads: list[Read] = []
     orders: list[OrderToStore] = []
     waits: list[WaitElsewhere] = []
+    results_elsewhere: list[ResultsElsewhere] = []
     watches: list[WatchProcess] = []
     breaker_changes: list[BreakerChanged] = []
     complaints: list[Complaint] = []
     worker_news: list[WorkerDied | WorkerFlaps] = []
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
+    lanes_gone: list[LaneGone] = []
 
     @property
     def is_empty(self) -> bool:
@@ -170,6 +194,7 @@ class Decision(Struct):
             or self.reads
             or self.orders
             or self.waits
+            or self.results_elsewhere
             or self.watches
             or self.handouts
             or self.grants
@@ -178,4 +203,5 @@ class Decision(Struct):
             or self.worker_news
             or self.progress
             or self.offers_left_out
+            or self.lanes_gone
         )

@@ -22,7 +22,7 @@ from stepwire_broker.core.intake.commands import ResolveStep
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.apply import counted
 from stepwire_broker.core.model.commit_group import Parked
-from stepwire_broker.core.model.events import Command, Now
+from stepwire_broker.core.model.events import Command, Now, ReportResult
 from stepwire_broker.core.model.live import Delivery, Step, Task
 from stepwire_broker.core.model.states import (
     DISPATCHED,
@@ -288,4 +288,6 @@ def load_for(state: BrokerState, task_id: int, command: Command) -> None:
 def not_found(command: Any) -> CommandRefused:
     if isinstance(command, ResolveStep):
         return CommandRefused("not_found", f"there is no step {command.step_id}", Hint(HintCode.LIST_HELD_STEPS))
+    if isinstance(command, ReportResult):
+        return CommandRefused("not_found", f"there is no step {command.step_id}")
     return CommandRefused("not_found", f"there is no task {command.task_id}", Hint(HintCode.LIST_TASKS))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
-from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
+from stepwire_protocol.messages import Result, ResultsLevel0, WorkerMessage
 
 from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
@@ -92,6 +92,15 @@ class Explain(Command, frozen=True):
     step: str | None = None
 
 
+class ReportResult(Command, frozen=True):
+    """Apply a result that a worker reported to another broker, because it has no session with this one."""
+
+    step_id: int
+    worker: str
+    batch_id: str
+    result: Result
+
+
 class Forget(Command, frozen=True):
     """The client of `request` has disconnected."""
 
@@ -161,6 +170,19 @@ class EndpointsBound(Struct, frozen=True):
     next: NextEndpoints | None = None  # during a rotation of that key
     replaced: str | None = None  # the key that these endpoints still serve for a moment, until `server_key`
     listeners: tuple[Listener, ...] = ()  # all of them, which other brokers name to their workers
+
+
+class ResultsTaken(Struct, frozen=True):
+    """The owners of the steps have stored the results that this worker reported here for them, in this message."""
+
+    worker: str
+    rid: int
+
+
+class HttpServed(Struct, frozen=True):
+    """The API is open at this URL. Other brokers name it to workers over HTTP."""
+
+    url: str
 
 
 class MessageRefused(Struct, frozen=True):
@@ -324,6 +346,8 @@ Event: TypeAlias = (
     | Command
     | Outcome
     | EndpointsBound
+    | HttpServed
+    | ResultsTaken
     | Attached
     | Detached
     | Subscribed

@@ -9,15 +9,15 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from stepwire_broker.core.answers.answers import Answer, CommandRefused, Done
+from stepwire_broker.core.answers.answers import Answer, CommandRefused, Done, ResultTaken
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
-from stepwire_broker.core.model.events import Command, Explain
+from stepwire_broker.core.model.events import Command, Explain, ReportResult
 
-COMMANDS: Final[dict[str, type[Command]]] = {
-    kind.__name__: kind for kind in (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain)
-}
-ANSWERS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in (CommandRefused, Done, ErasedTask)}
+_COMMANDS: Final = (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain, ReportResult)
+_ANSWERS: Final = (CommandRefused, Done, ErasedTask, ResultTaken)
+COMMANDS: Final[dict[str, type[Command]]] = {kind.__name__: kind for kind in _COMMANDS}
+ANSWERS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in _ANSWERS}
 
 _pair: Final = msgspec.json.Decoder(tuple[str, Raw]).decode
 

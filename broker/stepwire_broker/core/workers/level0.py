@@ -83,13 +83,17 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
     handout = send.handout
     assert handout.peer is not None
     if not handout.peer.gone and not any(task.rejected for task in send.about):
-        handout.due_mono = now.mono + state.live_brokers * handout.run_ms
+        handout.due_mono = now.mono + len(state.live_brokers) * handout.run_ms
         state.timers.set(handout.due_mono, HandoutEnds(handout))
         state.decision.handouts.append(handout)
         return
+    not_sent(state, handout, now)
+
+
+def not_sent(state: BrokerState, handout: Handout, now: Now) -> None:
+    """Make the steps of a batch ready again that never left this broker: none of them started, granted or not."""
     _end(state, handout)
     for step in _unanswered(state, handout):
-        # The batch never left this broker, so the step never started, granted or not.
         undeliver(state, step, "unsent", now, avoid=False)
 
 
@@ -106,7 +110,7 @@ def recover(state: BrokerState, step: Step, now: Now) -> None:
         handout.items.append((step.id, step.delivery))
         if handout.peer is None:
             handout.run_ms += step.definition.timeout_ms
-            lease_ms = state.live_brokers * handout.run_ms
+            lease_ms = len(state.live_brokers) * handout.run_ms
             handout.due_mono = max(state.lanes[step.task.lane].taken_mono + lease_ms, now.mono + SETTLE_MS)
 
 

@@ -13,12 +13,13 @@ from stepwire_protocol import limits, topics
 from stepwire_protocol.messages import ErrorDetail, Result, ResultMetadata, Results, ResultsLevel0
 
 from stepwire_broker.core import letters
-from stepwire_broker.core.commit.decision import LoadBySteps
+from stepwire_broker.core.answers.answers import ResultTaken
+from stepwire_broker.core.commit.decision import LoadBySteps, ResultsElsewhere
 from stepwire_broker.core.commit.loads import ResultsLoad
 from stepwire_broker.core.commit.outbox import SendAck, SendMessage
 from stepwire_broker.core.guards import allowance
 from stepwire_broker.core.model import facts
-from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.events import Now, ReportResult, ResultsTaken
 from stepwire_broker.core.model.live import DIRTY_STDERR, STOPPED, StandardError, Step, Task, WorkerSession
 from stepwire_broker.core.model.states import DISPATCHED, HELD, READY, RETRY_WAIT, STEP_FINAL
 from stepwire_broker.core.progress.step_outcomes import cancel_step, complete, fail, unknown_outcome
@@ -47,7 +48,8 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     steps = state.steps
     missing = [r.step_id for r in message.results if r.step_id not in steps and r.step_id < FIRST]
     foreign = {step_id for step_id in missing if state.is_foreign(step_id)}
-    if foreign and len(foreign) == len(message.results):
+    passes_on = bool(foreign) and _misses_a_broker(state, message.worker)
+    if foreign and len(foreign) == len(message.results) and not passes_on:
         state.counters.ignored += 1
         return
     unknown = [i for i in missing if i not in foreign and i not in state.ended and i not in absent]
@@ -63,6 +65,11 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     else:
         turn_away(state, message.worker, message.session, now)
     about, refusal = _apply_all(state, message, session, foreign, now)
+    if passes_on:
+        theirs = tuple(result for result in message.results if result.step_id in foreign)
+        passed = ResultsElsewhere(message.worker, message.rid, message.batch_id, theirs)
+        state.decision.results_elsewhere.append(passed)
+        return
     if foreign:
         _claim_own(state, message, session, foreign)
         return
@@ -70,6 +77,32 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
     state.outbox.send(SendAck(topics.to_worker(message.worker), ack, tuple(about)))
     if refusal is not None:
         refuse(state, message.worker, refusal, f"results of {message.batch_id}", "results", message.rid)
+
+
+def _misses_a_broker(state: BrokerState, worker: str) -> bool:
+    """True if this worker may have no session with the owner of a step, who alone could acknowledge its result."""
+    session = state.sessions.get(worker)
+    if session is None or not session.confirmed:
+        return False
+    return worker in state.attached or not state.live_brokers <= session.brokers
+
+
+def on_taken(state: BrokerState, event: ResultsTaken, now: Now) -> None:
+    """Acknowledge a message when the owners have stored their results of it, and this broker its own."""
+    ack = letters.ack(state.identity, event.rid)
+    state.outbox.send(SendAck(topics.to_worker(event.worker), ack))
+
+
+def on_report(state: BrokerState, step: Step, report: ReportResult, now: Now) -> None:
+    """Apply a result that another broker has passed on."""
+    code = "late" if step.state in STEP_FINAL else _mismatch(step, report.result, report.batch_id, report.worker)
+    if code is None:
+        apply_result(state, step, report.result, now, None)
+    elif code == "late":
+        state.counters.late_results += 1
+    else:
+        state.counters.count_refused(code)
+    state.answer(report.request, ResultTaken(), step.task)
 
 
 def _claim_own(state: BrokerState, message: Results, session: WorkerSession | None, foreign: Container[int]) -> None:

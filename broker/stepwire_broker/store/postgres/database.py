@@ -43,8 +43,7 @@ class PostgresDatabase:
     def __init__(
         self,
         opened: Opened,
-        writers: dict[int, PostgresWriter],
-        pruning: dict[int, PostgresPruning],
+        open_lane: Callable[[int, int], tuple[PostgresWriter, PostgresPruning]],
         readers: PostgresReaders[PostgresQueries],
         orders: PostgresOrders,
         beats: Beats,
@@ -52,13 +51,18 @@ class PostgresDatabase:
     ) -> None:
         self.opened = opened
         self.file = None
-        self.writers = writers
-        self.pruning = pruning
+        opened_lanes = {taken.lane: open_lane(taken.lane, taken.epoch) for taken in opened.lanes}
+        self.writers = {lane: writer for lane, (writer, _) in opened_lanes.items()}
+        self.pruning = {lane: pruning for lane, (_, pruning) in opened_lanes.items()}
+        self._open_lane = open_lane
         self.readers = readers
         self.orders = orders
         self.cleaning = PostgresCleaning()
         self._beats = beats
         self._release = release
+
+    def open_lane(self, taken: TakenLane) -> tuple[PostgresWriter, PostgresPruning]:
+        return self._open_lane(taken.lane, taken.epoch)
 
     def lost(self) -> str | None:
         return self._beats.replaced
@@ -111,11 +115,11 @@ def open_database(
             lanes = _take(ownership, of_start, settings.lanes, dead)
             ids = _reserve_ids(of_start, schema, lanes)
         opened = _read(connection, schema, epoch, lanes, ids, lease_ms_before)
-    writers = {
-        lane.lane: PostgresWriter(partial(pipeline, f"lane {lane.lane}"), schema, lane.lane, lane.epoch)
-        for lane in lanes
-    }
-    pruning = {lane: PostgresPruning(writer, schema, lane) for lane, writer in writers.items()}
+
+    def open_lane(lane: int, lane_epoch: int) -> tuple[PostgresWriter, PostgresPruning]:
+        writer = PostgresWriter(partial(pipeline, f"lane {lane}"), schema, lane, lane_epoch)
+        return writer, PostgresPruning(writer, schema, lane)
+
     readers = PostgresReaders(address, settings.pool_size, PostgresQueries, schema=schema, is_prepared=is_prepared)
     beats = Beats(partial(pipeline, "beat"), schema, broker_id, epoch)
     beats.start()
@@ -130,7 +134,7 @@ def open_database(
             pass
 
     orders = PostgresOrders(partial(pipeline, "orders"), schema)
-    return PostgresDatabase(opened, writers, pruning, readers, orders, beats, release)
+    return PostgresDatabase(opened, open_lane, readers, orders, beats, release)
 
 
 def check_server_of(settings: DatabaseSettings) -> ServerFacts:

@@ -1,0 +1,82 @@
+"""Workers over HTTP with several brokers: each has one session, and every broker knows whose session it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stepwire_broker.core.brokers import addresses
+from stepwire_broker.core.brokers.listeners import BrokerEndpoints, of_row
+
+from .poller import Poller
+from .running_api import Api, running
+from .test_polling import apply, item_of, polled, step_of, submit
+
+OTHER_EPOCH = 987_654
+OTHER = BrokerEndpoints("b2", epoch=OTHER_EPOCH, http="https://b2.example:7410")
+THERE = f"{OTHER_EPOCH}.3"  # a session with it
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    tmp_path.chmod(0o700)
+    with running(tmp_path, polled(tmp_path)) as found:
+        apply(found)
+        live_beside(found, OTHER)
+        yield found
+
+
+def live_beside(api: Api, *others: BrokerEndpoints) -> None:
+    api.on_loop(lambda: addresses.on_others(api.broker.state, others, api.broker.now()))
+
+
+def test_each_answer_names_the_broker_also_a_refusal(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    assert poller.heartbeat().headers["stepwire-broker"] == "b1"
+    refused = poller.heartbeat(session="1.77")
+    assert (refused.status, refused.headers["stepwire-broker"]) == (409, "b1")
+
+
+@pytest.mark.parametrize("what", ["lease", "heartbeat", "start", "bye"])
+def test_a_call_in_a_session_of_another_live_broker_is_refused_with_the_url_of_that_broker(api: Api, what: str) -> None:
+    calls: dict[str, dict[str, Any]] = {
+        "lease": {"n": 1, "handlers": ["**"], "slots": 1},
+        "heartbeat": {"n": 1},
+        "start": {"items": [[1, 1]]},
+        "bye": {"n": 1},
+    }
+    answer = Poller(api).call(what, session=THERE, **calls[what])
+    assert (answer.status, answer.code) == (421, "other_broker")
+    assert answer.json["url"] == OTHER.http
+    assert "b2" in answer.json["detail"]
+
+
+def test_a_worker_whose_broker_is_gone_gets_a_session_here(api: Api) -> None:
+    poller = Poller(api)
+    poller.session = THERE
+    assert poller.lease_call().status == 421
+    live_beside(api)
+    answer = poller.lease_call()
+    assert answer.status == 200
+    assert answer.json["session"].partition(".")[0] == str(api.broker.epoch)
+
+
+def test_a_worker_that_cannot_reach_its_broker_gets_a_session_here_without_naming_the_old_one(api: Api) -> None:
+    poller = Poller(api)
+    assert poller.lease_call(session=THERE).status == 421
+    assert poller.lease_call(session=None).status == 200
+
+
+def test_results_are_accepted_from_a_session_with_another_broker(api: Api) -> None:
+    poller = Poller(api)
+    poller.open()
+    task_id = submit(api, "one")
+    (step,) = poller.lease()
+    assert poller.report(item_of(step), session=THERE).status == 200
+    assert step_of(api, task_id)["state"] == "completed"
+
+
+def test_the_row_of_a_broker_has_the_url_of_its_api(api: Api) -> None:
+    row = api.on_loop(lambda: addresses.row_of(api.broker.state))
+    assert of_row("b1", row).http == f"http://127.0.0.1:{api.port}"
