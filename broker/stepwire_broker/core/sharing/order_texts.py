@@ -16,9 +16,19 @@ from stepwire_broker.core.model.events import Command, Explain, ReportResult
 
 from .moving import LaneMoves, MoveLane
 
-_OF_TASKS: Final = (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain, ReportResult)
-_ANSWERS: Final = (CommandRefused, Done, ErasedTask, ResultTaken, LaneMoves)
-COMMANDS: Final[dict[str, type[Command]]] = {kind.__name__: kind for kind in (*_OF_TASKS, MoveLane)}
+_COMMANDS: Final = (
+    CancelTask,
+    PauseTask,
+    ResumeTask,
+    RetryTask,
+    EraseTask,
+    ResolveStep,
+    Explain,
+    MoveLane,
+    ReportResult,
+)
+_ANSWERS: Final = (CommandRefused, Done, ErasedTask, LaneMoves, ResultTaken)
+COMMANDS: Final[dict[str, type[Command]]] = {kind.__name__: kind for kind in _COMMANDS}
 ANSWERS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in _ANSWERS}
 
 _pair: Final = msgspec.json.Decoder(tuple[str, Raw]).decode
