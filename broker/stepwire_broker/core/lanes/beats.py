@@ -1,6 +1,7 @@
 """The effects of a beat on the core: lanes that were lost, lanes to take or to release, and the other brokers."""
 
 from stepwire_broker.core.brokers import addresses, listeners
+from stepwire_broker.core.commit.own_lane import OwnLane, count
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
@@ -14,7 +15,7 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
     members = state.members
     assert members is not None
     own = OwnLanes(
-        served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=lambda each: each[1].unloaded)},
+        served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=_open_steps)},
         leaving=frozenset(number for number, lane in state.lanes.items() if lane.release is not None),
         is_draining=state.draining,
         workers=workers(state),
@@ -28,8 +29,17 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
         losing.on_lost(state, LaneLost(lane), now)
     others = [listeners.of_row(row.id, row.listeners) for row in members.live]
     addresses.on_others(state, others, now)
+    state.others_open = {}
+    for row in members.live:
+        for namespace, steps in row.open_steps.items():
+            count(state.others_open, namespace, steps)
     for lane in conclusion.releases:
         releasing.on_release(state, ReleaseLane(lane), now)
+
+
+def _open_steps(lane: tuple[int, OwnLane]) -> int:
+    """The lane with the fewest open steps is released first."""
+    return sum(lane[1].open_by_namespace.values())
 
 
 def on_taken(state: BrokerState, event: LanesTaken, now: Now) -> None:
