@@ -8,7 +8,7 @@ messages of the last commit sent.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import structlog
 import zmq
@@ -92,7 +92,7 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
         self.elsewhere = Elsewhere(store, self.answers)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
@@ -226,7 +226,7 @@ class CoreLoop:
         lane = self._state.outbox.lanes.get(outcome.lane)
         is_over = isinstance(outcome, LaneLost | LostCommits)
         if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
-            self._fail(outcome)  # type: ignore[arg-type]
+            self._fail(_reason_of(outcome))  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -268,18 +268,8 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
+    def _fail(self, reason: str) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
-        reason = (
-            f"the database failed and nothing more can be acknowledged: {outcome.error}"
-            if isinstance(outcome, Broken)
-            else f"{outcome.error}: see `stepwire db accept-loss`"
-            if isinstance(outcome, LostCommits)
-            else "another broker has taken over this broker's lane"
-        )
-        self._stop(reason)
-
-    def _stop(self, reason: str) -> None:
         self.is_open = False
         self.pulse.stop()
         log.error("broker_failed", reason=reason)
@@ -410,6 +400,18 @@ class CoreLoop:
             text=complaint.text,
             principal=complaint.principal,
         )
+
+
+def _reason_of(outcome: Broken | LaneLost | LostCommits) -> str:
+    match outcome:
+        case Broken():
+            return f"the database failed and nothing more can be acknowledged: {outcome.error}"
+        case LostCommits():
+            return f"{outcome.error}: see `stepwire db accept-loss`"
+        case LaneLost():
+            return "another broker has taken over this broker's lane"
+        case _:
+            assert_never(outcome)
 
 
 def _log_offers_left_out(left_out: OffersLeftOut) -> None:
