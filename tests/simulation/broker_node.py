@@ -165,7 +165,7 @@ class BrokerNode:
                 self.now,
                 Frames(self),
                 self._put,
-                self._answer,
+                self.answer,
                 self._read,
                 self._watch,
                 self._breaker_changed,
@@ -174,6 +174,9 @@ class BrokerNode:
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
                 self._lane_gone,
+                order=lambda order: world.lane_changes.refuse(self, order),
+                wait_elsewhere=lambda wait: world.lane_changes.refuse(self, wait),
+                pass_on=lambda results: None,
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -435,7 +438,7 @@ class BrokerNode:
     def _complain(self, complaint: Complaint) -> None:
         self.world.count("complaint", complaint.code)
 
-    def _answer(self, decision: Decision) -> None:
+    def answer(self, decision: Decision) -> None:
         for given in decision.answers:
             self._crash_between_sends()
             callback = self._requests.pop(given.request, None)
@@ -489,7 +492,7 @@ class BrokerNode:
     ) -> None:
         """An attempt has ended. `again`: the kind of the next one."""
         group: CommitGroup = of[0]
-        if len(of) > 1 and self._writers.get(group.lane) is not of[1]:
+        if self._writers.get(group.lane) is not writing._writer:
             return  # the thread of this writer has ended
         if isinstance(outcome, Trouble):
             self.world.trace("database_trouble" + self._which, outcome.code)
@@ -515,7 +518,8 @@ class BrokerNode:
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self.world.server is None):
+        has_others = self.world.server is not None or self.world.lane_changes.is_on
+        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and not has_others):
             raise Killed
         self._frames = 0
         self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)
