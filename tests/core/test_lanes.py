@@ -262,6 +262,25 @@ def test_a_lane_has_its_own_safe_time_from_when_it_was_taken() -> None:
     world.check()
 
 
+def test_a_run_of_a_taken_lane_outlives_the_session_that_adopted_it_until_the_lane_is_safe() -> None:
+    world = World(lanes=2, own=[LOST, KEPT])
+    world.hello()
+    task_id = world.task(ONE)
+    lane = world.state.tasks[task_id].lane
+    batch = world.last(wire.Steps)
+    world.accept(batch)
+    world.lose(lane)
+    world.hello(k=2, n=3, holding=[held(batch, "running")])
+    world.take(lane, lease_ms=30_000)
+    world.beat(k=2, n=4, holding=[held(batch, "running")])
+    assert world.step(task_id).session is not None
+    world.pass_time(2 * DIES_MS)  # the worker may still hold a lease from the former owner
+    assert world.row(task_id).state == "dispatched"
+    world.pass_time(DIES_MS)
+    assert world.row(task_id).state == "ready"
+    world.check()
+
+
 def test_a_step_that_ended_before_its_lane_was_lost_is_not_superseded_when_the_lane_is_back() -> None:
     world, lost, _kept, batches = handed_out(ONE, W)
     world.result(batches[lost])

@@ -34,7 +34,7 @@ from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, LANE_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .hand import Hand
 from .hostile import Hostile
-from .lane_changes import LaneChanges
+from .lane_changes import ELSEWHERE, LaneChanges
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
@@ -357,6 +357,8 @@ class World:
 
     def owner_of_lane(self, lane: int) -> BrokerNode | None:
         owner = self.tables.lanes[lane].owner
+        if owner == ELSEWHERE:
+            return self.broker  # which owned it last
         return next((broker for broker in self.brokers if broker.id == owner), None)
 
     def owner_of(self, number: int) -> BrokerNode | None:
