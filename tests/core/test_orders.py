@@ -41,6 +41,11 @@ def kinds(world: World, task_id: int) -> list[str]:
         (CancelTask, {"task_id": ELSEWHERE, "reason": "sold out"}),
         (RetryTask, {"task_id": ELSEWHERE, "from_step": "a"}),
         (ResolveStep, {"step_id": ELSEWHERE, "outcome": "failed", "reason": "asked the bank"}),
+        (
+            ResolveStep,
+            {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b'{"a":"z"}'},
+        ),
+        (ResolveStep, {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b"null"}),
         (EraseTask, {"task_id": ELSEWHERE, "reason": "a request"}),
     ],
 )
@@ -64,7 +69,7 @@ def test_a_client_waits_by_the_rows_for_a_task_of_another_broker() -> None:
 
 
 def test_every_command_on_a_task_or_step_has_a_form_as_an_order() -> None:
-    members = {"task_id", "step_id"}
+    members = {"task_id", "step_id", "lane"}
     of_tasks = {kind.__name__ for kind in events.Command.__subclasses__() if members & set(kind.__struct_fields__)} | {
         kind.__name__ for kind in events.CommandOfOperator.__subclasses__() if members & set(kind.__struct_fields__)
     }

@@ -4,12 +4,13 @@ The broker learns of the loss from the fence of its next group, or before that f
 brokers. Nobody serves the lane meanwhile: its steps run on, and no command on its tasks is carried out.
 """
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stepwire_broker.core.answers.answers import CommandRefused
-from stepwire_broker.core.commit.decision import Decision, OrderToStore, ToRequest, WaitElsewhere
+from stepwire_broker.core.commit.decision import OrderToStore, WaitElsewhere
 from stepwire_broker.core.model.commit_group import LaneLost
 
 from tests.memory_store.database import taken_lane
@@ -65,12 +66,15 @@ class LaneChanges:
             self.world.trace("lane_taken_again", lane)
             broker.open_lanes((taken_lane(tables, lane, broker.settings.bus.lease_ms),))
 
-    def refuse(self, broker: "BrokerNode", asked: OrderToStore | WaitElsewhere) -> None:
-        """Answer a command on a task of the lane, which the other broker does not carry out."""
-        refused = CommandRefused("commit_unknown", "the owner of the lane did not answer")
-        answer = Decision(answers=[ToRequest(asked.request, refused)])
-        self.world.schedule.after(ANSWER_MS, partial(self._answer, broker, broker.life, answer))
+    def through_others(self, broker: "BrokerNode") -> dict[str, Callable[[Any], None]]:
+        """The other broker answers nothing."""
+        refuse = partial(self._refuse, broker)
+        return {"order": refuse, "wait_elsewhere": refuse, "pass_on": lambda results: None}
 
-    def _answer(self, broker: "BrokerNode", life: int, answer: Decision) -> None:
+    def _refuse(self, broker: "BrokerNode", asked: OrderToStore | WaitElsewhere) -> None:
+        refused = CommandRefused("commit_unknown", "the owner of the lane did not answer")
+        self.world.schedule.after(ANSWER_MS, self._answer, broker, broker.life, asked.request, refused)
+
+    def _answer(self, broker: "BrokerNode", life: int, request: int, answer: CommandRefused) -> None:
         if broker.is_alive and broker.life == life:
-            broker.answer(answer)
+            broker.give_answer(request, answer)

@@ -33,6 +33,7 @@ from .deployment.catalogue_book import CatalogueBook
 from .deployment.order_book import OrderBook
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
+from .membership.members import Members
 from .model.commit_group import AuditNew, AuditPart, ControlChanged
 from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
@@ -83,6 +84,8 @@ class CoreCounters(Struct):
     ignored: int = 0
     erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
+    orders_sent: int = 0
+    orders_answered: int = 0
     refused: dict[str, int] = {}  # by code
     over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
 
@@ -211,6 +214,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the broker itself
     draining: bool = False
+    members: Members | None = None  # None: no other broker can use the database
 
     @classmethod
     def begin(
@@ -230,6 +234,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             quotas=settings.limits.namespaces,
             blocks=dict(opened.blocks),
             is_shared=opened.is_shared,
+            members=opened.members,
             catalogue=CatalogueBook(opened.is_shared, opened.revision),
             router=router,
             runtime_rules=stored_rules(opened.controls),
@@ -432,12 +437,21 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         lane = self.lane_of(number)
         return lane is not None and lane not in self.lanes
 
-    def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
-        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
+    def answer(
+        self,
+        request: int,
+        answer: Answer,
+        about: Task | None = None,
+        *,
+        awaits: bool = False,
+        lane: int | None = None,
+    ) -> None:
+        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused.
+        `lane`: without a task, the only lane whose rows the answer depends on."""
         if request < 0:
             self.orders.answer(self.outbox, request, answer, about)
             return
-        self.outbox.send(SendAnswer(request, answer, about, awaits))
+        self.outbox.send(SendAnswer(request, answer, about, awaits, lane))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""

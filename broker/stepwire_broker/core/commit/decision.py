@@ -7,6 +7,7 @@ from stepwire_protocol.messages import BrokerMessage, Result
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.core.membership.members import Conclusion
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
@@ -192,6 +193,7 @@ class Decision(Struct):
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
     lanes_gone: list[LaneGone] = []
+    conclusions: list[Conclusion] = []  # from beats
     released: list[LaneReleasable] = []
 
     @property
@@ -213,5 +215,6 @@ class Decision(Struct):
             or self.progress
             or self.offers_left_out
             or self.lanes_gone
+            or self.conclusions
             or self.released
         )

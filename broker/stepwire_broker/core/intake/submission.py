@@ -231,6 +231,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [existing.get(task_id, task_id) for task_id in undecided.ids],
             [task_id not in existing for task_id in undecided.ids],
         ),
+        lane=undecided.lane,
     )
 
 
