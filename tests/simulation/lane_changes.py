@@ -1,7 +1,7 @@
-"""A broker whom nobody plays takes lanes of the only broker, and leaves them again some seconds later.
+"""Another broker, which is not simulated, takes lanes of the only broker, and leaves them again some seconds later.
 
 The broker learns of the loss from the fence of its next group, or before that from an event, as from the rows of other
-brokers. Nobody serves the lane meanwhile: its steps run on, and no command on its tasks is carried out.
+brokers. No broker serves the lane meanwhile: its steps run on, and no command on its tasks is carried out.
 """
 
 from collections.abc import Callable
