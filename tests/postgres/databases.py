@@ -8,6 +8,11 @@ The value is the number of lanes. Without this variable a test uses SQLite, whic
 
 Then a second broker runs, which gets the new tasks, and owns the lane that they are in. The tests send everything else
 to the first one, which owns none of the tasks.
+
+    STEPWIRE_TEST_POOLER=1 STEPWIRE_TEST_POSTGRES=3 pytest tests/api
+    STEPWIRE_TEST_POOLER=1 pytest tests/store/conformance -k postgresql
+
+puts pgbouncer in transaction mode between the broker and the server.
 """
 
 import atexit
@@ -19,8 +24,10 @@ from typing import Final
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 
+from .pooler import Pooler
 from .server import PostgresServer
 
+IS_POOLED: Final = os.environ.get("STEPWIRE_TEST_POOLER") == "1"
 LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
 OWNER: Final = os.environ.get("STEPWIRE_TEST_OWNER") or None  # the id of the broker that owns the lanes
 
@@ -30,7 +37,22 @@ def database_in(directory: Path) -> DatabaseSettings:
     if LANES == 0:
         return DatabaseSettings(url=f"sqlite:///{directory}/state.db")
     schema = f"d{hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]}"
-    return DatabaseSettings(url=_server().socket_url(), schema=schema, lanes=LANES, pool_size=2)
+    server = _server()
+    url = server.url(port=pooler_port(server)) if IS_POOLED else server.socket_url()
+    return DatabaseSettings(url=url, schema=schema, lanes=LANES, pool_size=2)
+
+
+_poolers: dict[PostgresServer, Pooler] = {}
+
+
+def pooler_port(server: PostgresServer) -> int:
+    """Return the port of a pooler in front of the server. The pooler ends with the server. 0: no pooler is wanted."""
+    if not IS_POOLED:
+        return 0
+    if server not in _poolers:
+        # Connections of a lane that waits are open transactions, and each store has its own.
+        _poolers[server] = Pooler(server, connections=80)
+    return _poolers[server].port
 
 
 def give_lane(settings: DatabaseSettings, lane: int, broker: str) -> None:
