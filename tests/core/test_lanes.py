@@ -324,6 +324,13 @@ def test_new_tasks_go_to_lanes_that_stay() -> None:
     assert {world.state.lane_of(world.task(ONE)) for _ in range(5)} == {KEPT}
 
 
+def test_a_broker_that_gives_up_all_its_lanes_accepts_no_new_task() -> None:
+    world, _lost, _kept = two_lanes()
+    for lane in (LOST, KEPT):
+        world.handle(events.ReleaseLane(lane))
+    assert world.submit().code == "starting"
+
+
 def test_unused_ids_of_a_released_lane_are_the_next_ones_of_its_next_owner() -> None:
     world, _lost, _kept = two_lanes()
     world.state.lanes[LOST].ids.is_asked = False
