@@ -85,6 +85,19 @@ def test_requests_whose_commit_is_lost_with_the_lane_get_commit_unknown_and_othe
     world.check()
 
 
+def test_a_submission_that_was_being_built_for_a_lost_lane_is_stored_nowhere() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.state.slice_steps = 1
+    world.submit(count=3)
+    ((request, building),) = world.state.building.items()
+    world.lose(building.lane)
+    assert unknown(world.answers[request])
+    world.pass_time(1_000)
+    assert (world.rows.tasks, world.state.open_steps, world.state.reserved_tasks) == ({}, 0, 0)
+    world.check()
+
+
 def test_nothing_that_rests_on_a_lost_group_is_sent() -> None:
     world, lost, kept, batches = handed_out(CHAIN)
     world.auto = False
