@@ -127,6 +127,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     steps: dict[int, Step] = {}
     open_steps: int = 0  # of own lanes, in memory or not
     open_by_namespace: dict[str, int] = {}  # the same steps; no namespace without open steps is here
+    open_elsewhere: dict[str, int] = {}  # open steps of the other live brokers: of ALL, and by namespace with a quota
     resident_bytes: int = 0
     large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
     large_contexts: list[tuple[LaneState, int, Task]] = []

@@ -13,6 +13,7 @@ from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.commit.own_lane import OwnLane
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.membership.cluster_rows import ALL
 from stepwire_broker.core.model.commit_group import KeyConflict, StallCode, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
@@ -99,10 +100,11 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             f"{state.settings.limits.steps_per_batch}",
             Hint(HintCode.SPLIT_SUBMISSION),
         )
-    if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
+    open_steps = state.open_steps + state.open_elsewhere.get(ALL, 0)
+    if refused is None and open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
-            f"{state.open_steps} steps are open and this submission adds {steps}; the limit is "
+            f"{open_steps} steps are open and this submission adds {steps}; the limit is "
             f"{state.settings.limits.max_open_steps}",
             Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
