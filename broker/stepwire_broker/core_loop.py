@@ -21,6 +21,7 @@ from .core.answers.answers import Answer, CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
+    LaneGone,
     OffersLeftOut,
     Read,
     WatchProcess,
@@ -30,7 +31,7 @@ from .core.commit.decision import (
 from .core.commit.outbox import LaneState
 from .core.definitions.settings import Settings
 from .core.machine import Machine
-from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, Outcome, Stalled
+from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
     Command,
@@ -90,6 +91,7 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
+        self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
@@ -111,7 +113,19 @@ class CoreLoop:
         )
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
-        around = Around(
+        self._turn = Turn(machine, self._around())
+        actions = PulseActions(
+            self.handle,
+            self.flush,
+            lambda: self.wire.is_behind,
+            store.lost,
+            self.on_outcome,
+            self.measures.loop_lag_s,
+        )
+        self.pulse = Pulse(machine, actions)
+
+    def _around(self) -> Around:
+        return Around(
             read_clocks,
             self.wire,
             self._put,
@@ -123,20 +137,11 @@ class CoreLoop:
             self._tell_progress,
             _log_offers_left_out,
             _log_worker_news,
+            self._close_lane,
             self._elsewhere.order,
             self._elsewhere.wait,
             self._passed_on.pass_on,
         )
-        self._turn = Turn(machine, around)
-        actions = PulseActions(
-            self.handle,
-            self.flush,
-            lambda: self.wire.is_behind,
-            store.lost,
-            self.on_outcome,
-            self.measures.loop_lag_s,
-        )
-        self.pulse = Pulse(machine, actions)
 
     # -- events in ----------------------------------------------------------------------------------------------------
 
@@ -214,10 +219,13 @@ class CoreLoop:
     def on_outcome(self, outcome: Outcome) -> None:
         if not self.is_open:
             return
-        if isinstance(outcome, Broken | LaneLost):
-            self._fail(outcome)
+        lane = self._state.outbox.lanes.get(outcome.lane)
+        is_over = isinstance(outcome, LaneLost | LostCommits)
+        if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
+            self._fail(outcome)  # type: ignore[arg-type]
             return
-        lane = self._state.outbox.lanes[outcome.lane]
+        if lane is None:
+            return  # of a lane that was lost meanwhile
         if isinstance(outcome, Stalled):
             log.warning("database_stalled", code=outcome.code, error=outcome.error)
             if lane.stalled is None:
@@ -232,22 +240,39 @@ class CoreLoop:
                 listener()
         self.pulse.arm()
 
+    def _was_the_last(self, lane: int) -> bool:
+        """True if the broker cannot go on without this lane: it has no other, and takes none."""
+        return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+
+    def _close_lane(self, gone: LaneGone) -> None:
+        self._store.close_lane(gone.lane)
+        self._handed.pop(gone.lane, None)
+        self._stalled_s.pop(gone.lane, None)
+        if gone.cause == "released":
+            log.info("lane_released", lane=gone.lane)
+        elif gone.cause == "commits_lost":
+            log.error("lane_stopped", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
+        else:
+            log.warning("lane_lost", lane=gone.lane, reason=gone.text, tasks=gone.tasks, sessions=gone.sessions)
+
     def _log_stall(self, before: str | None, lane: LaneState) -> None:
         """Log the end of a stall. `before` is the code before the outcome was handled."""
         after = lane.stalled
         if before is None and after is not None:
             self._stalled_s[lane.number] = self._loop.time()
-        elif before is not None and after is None:
+        elif before is not None and after is None and lane.number in self._stalled_s:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost) -> None:
+    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
         self.is_open = False
         self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
+            else f"{outcome.error}: see `stepwire db accept-loss`"
+            if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
         log.error("broker_failed", reason=reason)

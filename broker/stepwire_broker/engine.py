@@ -338,6 +338,9 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
+        if not self.state.lanes:
+            reasons.append("no_lane")
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

@@ -126,8 +126,7 @@ class Pulse:
         """Report a removed database, which the writer of an idle broker would not notice."""
         lost = self._actions.database_lost()
         if lost is not None:
-            lane = next(iter(self._state.outbox.lanes.values()))
-            self._actions.report(Broken(lane.number, lost))
+            self._actions.report(Broken(min(self._state.lanes, default=0), lost))
 
     def _check_unroutable(self) -> None:
         """Log each kind of unroutable step once, and again when it recurs."""

@@ -111,6 +111,20 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "code stalled_ms",
             "Commits succeed again after `database_stalled`, and the broker accepts work.",
         ),
+        _info("lane_released", "lane", "The broker has released a lane of the database to other brokers."),
+        _warning(
+            "lane_lost",
+            "lane reason tasks sessions",
+            "The broker no longer owns a lane of the database, and goes on with its other lanes. `tasks` of the lane"
+            " were in its memory. `sessions` of workers ended, because they held steps of it; the workers keep their"
+            " runs.",
+        ),
+        _error(
+            "lane_stopped",
+            "lane reason tasks sessions",
+            "A lane of the database ends before a group that was committed. The broker serves the lane no longer, and"
+            " goes on with its other lanes, until an operator accepts the loss. `/readyz` names the lane.",
+        ),
         _warning(
             "read_failed",
             "error",

@@ -4,7 +4,9 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -232,3 +234,81 @@ def test_a_schema_without_tables_is_reported_and_not_made(nothing: ServerPlace, 
     assert ended.code == 3, ended
     assert "has no tables yet" in ended.err
     assert nothing.rows("SELECT 1 FROM pg_namespace WHERE nspname = 's'") == []
+
+
+# -- lost commits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lost(nothing: ServerPlace, file: Path) -> ServerPlace:
+    """A schema whose broker was killed with a task of an at_most_once step that no worker has got."""
+    own = Path(shutil.copy(file, nothing.place.directory / "own.db"))
+    assert nothing.stepwire("db", "copy", str(own)).code == 0
+    environ = {"DATABASE_URL": nothing.server.url(), "STEPWIRE_DATABASE__SCHEMA": "s", "STEPWIRE_DATABASE__LANES": "3"}
+    place = Place(nothing.place.directory, nothing.place.environ | environ)
+    broker = place.serve()
+    url = re.search(r"http://\S+?:\d+", broker.ready)
+    assert url is not None, broker.ready
+    submitted = place.stepwire("task", "submit", "shop::order", "--context", "{}", STEPWIRE_URL=url[0])
+    broker.end(signal.SIGKILL)
+    assert submitted.code == 0, submitted
+    nothing.sql("UPDATE brokers SET lease_ms = 500")
+    return nothing
+
+
+def test_accepting_a_loss_makes_a_new_deployment_and_holds_what_must_not_start_twice(lost: ServerPlace) -> None:
+    before = lost.rows("SELECT value FROM meta WHERE name = 'deployment'")
+    epochs = lost.rows("SELECT max(epoch) FROM brokers")
+    last_block = lost.rows("SELECT max(number) FROM blocks")[0][0]
+    assert isinstance(last_block, int)
+    ended = lost.stepwire("db", "accept-loss", "--yes", "-o", "json")
+    assert ended.code == 0, ended
+    assert ended.json["is_complete"] is True
+    assert ended.json["held_steps"] == 1
+    assert lost.rows("SELECT value FROM meta WHERE name = 'deployment'") == [(ended.json["deployment"],)] != before
+    held = "SELECT reason, count(*) FROM steps WHERE state = 'held' GROUP BY reason ORDER BY reason"
+    assert lost.rows(held) == [("outcome_unknown", 1), ("restored", 1)]
+    blocks = lost.rows("SELECT lane, number FROM blocks ORDER BY number DESC LIMIT 3")
+    assert blocks == [(lane, last_block + 1000 + lane) for lane in (3, 2, 1)]
+    assert lost.rows("SELECT nextval('epochs')") > epochs
+    assert lost.rows("SELECT count(*) FROM lanes WHERE owner IS NULL AND epoch > 1000000000") == [(3,)]
+    assert lost.rows("SELECT action FROM audit ORDER BY at_ms DESC, n DESC LIMIT 1") == [("accept_loss",)]
+    ended = lost.stepwire("db", "check")
+    assert (ended.code, "no errors" in ended.out) == (0, True), ended
+
+
+def test_a_loss_is_not_accepted_while_a_broker_is_alive(lost: ServerPlace) -> None:
+    lost.sql("UPDATE brokers SET lease_ms = 60000")
+    stopped = threading.Event()
+
+    def beat() -> None:
+        while not stopped.wait(0.05):
+            lost.sql("UPDATE brokers SET beat = beat + 1")
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        ended = lost.stepwire("db", "accept-loss", "--yes")
+    finally:
+        stopped.set()
+        thread.join()
+    assert (ended.code, "is alive: stop every broker" in ended.err) == (WRONG_STATE, True), ended
+    assert lost.rows("SELECT count(*) FROM meta WHERE name = 'accepted_loss'") == [(0,)]
+
+
+def test_no_broker_starts_after_an_interrupted_acceptance_until_it_is_repeated(lost: ServerPlace) -> None:
+    lost.sql("UPDATE workflows SET document = '{}' WHERE name = 'slow'")
+    ended = lost.stepwire("db", "accept-loss", "--yes")
+    assert (ended.code, "cannot be read" in ended.err) == (1, True), ended
+    ended = lost.stepwire("serve")
+    assert "`stepwire db accept-loss` on the schema s was interrupted: run it again" in ended.err
+
+
+def test_a_failover_that_lost_nothing_is_accepted_without_a_new_deployment(lost: ServerPlace) -> None:
+    before = lost.rows("SELECT value FROM meta WHERE name = 'deployment'")
+    lost.sql("UPDATE lanes SET timeline = '1/00000001' WHERE id = 2")
+    assert "has another timeline than the lanes 2 of the schema s" in lost.stepwire("serve").err
+    ended = lost.stepwire("db", "accept-loss", "--nothing-lost", "-o", "json")
+    assert (ended.code, ended.json) == (0, {"lanes": [2]})
+    assert lost.rows("SELECT value FROM meta WHERE name = 'deployment'") == before
+    assert lost.rows("SELECT count(DISTINCT timeline) FROM lanes") == [(1,)]

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from stepwire_broker.store.postgres.schema import HEAD
+from stepwire_broker.store.postgres import migrating
 
+from tests.postgres.pooler import Pooler
 from tests.postgres.server import PostgresServer
 
-from .a_place import Place
+from .a_place import Ended, Place
 from .test_doctor import findings
 
 USAGE = 2
@@ -60,11 +61,37 @@ def test_tables_are_made_once_and_lanes_only_added(empty: Place, server: Postgre
     own = {"DATABASE_URL": server.url(), "STEPWIRE_DATABASE__SCHEMA": "made", "STEPWIRE_DATABASE__LANES": "2"}
     assert "has no tables" in empty.stepwire("db", "upgrade", "--dry-run", **own).out
     assert empty.stepwire("db", "upgrade", "-o", "json", **own).json["made"]
-    assert f"has version {HEAD}" in empty.stepwire("db", "upgrade", **own).out
+    assert f"has version {migrating.known().schema}" in empty.stepwire("db", "upgrade", **own).out
     assert empty.stepwire("db", "lanes", "5", "-o", "json", **own).json == {"lanes": 5, "before": 2}
     assert "has 5 lanes, and never fewer" in empty.stepwire("db", "lanes", "3", **own).err
     assert server.sql("SELECT min(id), max(id), count(*) FROM made.lanes") == [(1, 5, 5)]
     assert server.sql("SELECT count(*) FROM made.commits WHERE seq = 0") == [(5,)]
+
+
+def test_the_url_for_notifications_leads_to_the_same_database_without_a_pooler(
+    empty: Place, server: PostgresServer
+) -> None:
+    server.sql("CREATE DATABASE another")
+    own = {"DATABASE_URL": server.url(), "STEPWIRE_DATABASE__SCHEMA": "listening"}
+
+    def validate(listen_url: str) -> Ended:
+        return empty.stepwire("config", "validate", **own, STEPWIRE_DATABASE__LISTEN_URL=listen_url)
+
+    assert validate(server.socket_url()).code == 0
+    refused = {
+        "sqlite:///x.db": "database.listen_url is not a URL of PostgreSQL",
+        server.url("another"): "database.listen_url and database.url lead to different databases",
+        server.url("nowhere"): "create it with `createdb`, or correct database.listen_url",
+        server.url(port=1): "database.listen_url leads to postgresql://admin@127.0.0.1:1/postgres, and no connection",
+    }
+    with Pooler(server) as pooler:
+        refused[pooler.url()] = "database.listen_url leads to a pooler"
+        for url, sentence in refused.items():
+            ended = validate(url)
+            assert (ended.code, sentence in ended.err) == (USAGE, True), ended
+            assert server.password not in ended.err
+    shown = empty.stepwire("config", "show", **own, STEPWIRE_DATABASE__LISTEN_URL=server.url())
+    assert server.password not in shown.out + shown.err
 
 
 def test_doctor_names_the_server_and_commands_on_a_file_are_refused(empty: Place, server: PostgresServer) -> None:

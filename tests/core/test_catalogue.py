@@ -117,9 +117,7 @@ def test_a_task_of_an_unknown_workflow_runs_after_its_lane_was_taken() -> None:
     first, second = two()
     second.apply(ONE)
     task_id = second.submit().task_ids[0]
-    lane = LANE + 1
-    ids = first.rows.tables.reserve_ids(lane, 100)
-    first.handle(events.LanesTaken((taken_lane(first.rows.tables, lane, 7, 0, ids),)))
+    first.handle(events.LanesTaken((taken_lane(first.rows.tables, LANE + 1, 0),)))
     first.hello()
     first.pass_time(PAGE_PAUSE_MS)
     first.result(first.batches()[0])

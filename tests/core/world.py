@@ -4,7 +4,7 @@ Everything of the core is real: the machine, its outbox, the codec (what goes ou
 is the store in memory, which tests/store holds to the same promises as SQLite.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from typing import Any
 
@@ -23,7 +23,7 @@ from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model import events
-from stepwire_broker.core.model.commit_group import CommitGroup, Stalled
+from stepwire_broker.core.model.commit_group import CommitGroup, LaneLost, Stalled
 from stepwire_broker.core.model.events import NewTask, Now
 from stepwire_broker.core.model.principal import PROCESS
 from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
@@ -49,6 +49,7 @@ DEPLOYMENT = "d" * 32
 HOST = "h1"
 WALL_MS = 1_800_000_000_000
 
+OTHER_EPOCH = 1_000  # of another broker
 LEASE_MS = 10_000
 DIES_MS = 10_301  # 3 % later than the lease, and one
 
@@ -189,6 +190,17 @@ class World:
         """Commit until nothing is left to write."""
         while self.writing is not None:
             self.commit()
+
+    def lose(self, lane: int) -> None:
+        """Another broker takes this lane. A group that is being written is not stored."""
+        self.rows.tables.take(lane, "b2", OTHER_EPOCH)
+        self.writings.pop(lane, None)
+        self.handle(LaneLost(lane))
+
+    def take(self, lane: int, lease_ms: int = 0) -> None:
+        """Let the broker take a lane again that it had lost."""
+        self.rows.tables.take(lane, BROKER, self.state.identity.epoch)
+        self.handle(events.LanesTaken((taken_lane(self.rows.tables, lane, lease_ms),)))
 
     def stall(self, code: str = "disk_full", lane: int = LANE) -> None:
         self.handle(Stalled(lane, self.writings[lane].seq, code, "for the test"))
@@ -501,8 +513,20 @@ def check_counts(world: World) -> None:
     for worker, steps in state.recovered.items():
         assert steps
         assert all(s.worker == worker and s.session is None and s.state is DISPATCHED for s in steps.values())
+    check_lanes(state)
     check_ready(state)
     check_guards(state)
+
+
+def check_lanes(state: BrokerState) -> None:
+    assert state.lanes.keys() == state.outbox.lanes.keys()
+    assert {task.lane for task in state.tasks.values()} <= state.lanes.keys()
+    assert state.unloaded == sum(lane.unloaded for lane in state.lanes.values())
+    open_steps: Counter[str] = Counter()
+    for lane in state.lanes.values():
+        open_steps.update(lane.open_by_namespace)
+    assert state.open_by_namespace == open_steps
+    assert state.open_steps == open_steps.total()
 
 
 def check_guards(state: BrokerState) -> None:

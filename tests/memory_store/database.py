@@ -69,7 +69,13 @@ class MemoryDatabase:
         self.readers = MemoryReaders(tables)
         self.orders = MemoryOrders(tables) if opened.is_shared else None
         self.pruning = {lane: MemoryPruning(tables, writer) for lane, writer in self.writers.items()}
+        self._tables = tables
+        self._refuses = refuses
         self.cleaning: Any = None  # these tables have no file
+
+    def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
+        writer = MemoryWriter(self._tables, taken.lane, self._refuses)
+        return writer, MemoryPruning(self._tables, writer)
 
     def lost(self) -> None:
         return None

@@ -123,7 +123,7 @@ class PostgresServer:
     def run(self, name: str, *arguments: str | Path) -> str:
         """Run a program of the server as the server's user. Returns its output."""
         done = subprocess.run(
-            [self.programs / name, *arguments],
+            [self.programs / name if (self.programs / name).exists() else name, *arguments],
             cwd=self.directory,
             capture_output=True,
             text=True,
@@ -185,6 +185,32 @@ class PostgresServer:
     def restart(self, mode: Literal["fast", "immediate"] = "fast", settings: Mapping[str, str] | None = None) -> None:
         self.stop(mode)
         self._settings |= settings or {}
+        self.start()
+
+    def begin_timeline(self) -> None:
+        """Restart on a new timeline, as a promoted standby begins one: the server recovers from an archive that has
+        nothing. Needs wal_level replica."""
+        self.stop()
+        signal = self.data / "recovery.signal"
+        signal.touch(0o600)
+        self._give(signal)
+        self._settings |= {"restore_command": "false"}
+        self.start()
+        self.wait_for("SELECT (NOT pg_is_in_recovery())::int")
+
+    def keep_copy(self) -> Path:
+        """Stop the server, keep a copy of its data, and start it again."""
+        self.stop()
+        kept = self.own(self.directory / "kept")
+        self.run("cp", "-a", f"{self.data}/.", kept)
+        self.start()
+        return kept
+
+    def go_back_to(self, kept: Path) -> None:
+        """Replace the data by an older copy."""
+        self.stop("immediate")
+        shutil.rmtree(self.data)
+        kept.rename(self.data)
         self.start()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from stepwire_broker.core import letters
 from stepwire_broker.core.answers.answers import Answer
-from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, Read, WatchProcess
+from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, LaneGone, Read, WatchProcess
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
@@ -158,6 +158,7 @@ class BrokerNode:
                 lambda reports: None,
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
+                self._lane_gone,
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -455,6 +456,9 @@ class BrokerNode:
         self.turn.commit(outcome)
         self._may_crash_before_send = False
         self._arm()
+
+    def _lane_gone(self, gone: LaneGone) -> None:
+        """The writer of the lane ends. The lane is another broker's."""
 
     _may_crash_before_send = False
 

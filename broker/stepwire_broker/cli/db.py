@@ -290,22 +290,24 @@ def _prune_by_broker(options: Options, connection: sqlite3.Connection) -> None:
 
 @db.command()
 @click.option("--sql", "as_sql", is_flag=True, help="PostgreSQL: print the statements, and connect to no server.")
+@click.option("--from", "before", metavar="VERSION", help="With --sql: print only what later versions add.")
 @click.option("--dry-run", is_flag=True, help="PostgreSQL: change nothing.")
 @click.pass_obj
-def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
-    """Print the schema of the database; on PostgreSQL, make the tables of an empty schema.
+def upgrade(options: Options, as_sql: bool, before: str | None, dry_run: bool) -> None:
+    """Print the schema of the database; on PostgreSQL, upgrade it, or make the tables of an empty schema.
 
-    `stepwire serve` makes the tables too, and upgrades a SQLite database when it starts.
+    `stepwire serve` makes the tables of an empty schema too. It upgrades a SQLite database when it starts, and never
+    upgrades tables on PostgreSQL. Brokers of the version before go on meanwhile.
     """
     from stepwire_broker.store.sqlite import backup
     from stepwire_broker.store.sqlite.migrate import HEAD, revision
 
     settings = load(options).settings
     if on_server(settings):
-        db_server.upgrade(options, settings, as_sql=as_sql, dry_run=dry_run)
+        db_server.upgrade(options, settings, as_sql=as_sql, dry_run=dry_run, before=before)
         return
-    if as_sql or dry_run:
-        raise Failure(Exit.USAGE, "--sql and --dry-run are for PostgreSQL, and database.url leads to SQLite")
+    if as_sql or dry_run or before is not None:
+        raise Failure(Exit.USAGE, "--sql, --from and --dry-run are for PostgreSQL, and database.url leads to SQLite")
     _, path = database_of(options)
     with refusals(), closing(backup.open_stored(path)) as connection:
         at = revision(connection)
@@ -315,5 +317,5 @@ def upgrade(options: Options, as_sql: bool, dry_run: bool) -> None:
     output.one(options, {"schema": at, "schema_known": HEAD}, text)
 
 
-for command in (db_server.lanes, db_server.copy):
+for command in (db_server.lanes, db_server.copy, db_server.accept_loss):
     db.add_command(command)

@@ -1,5 +1,6 @@
 """`stepwire db` on PostgreSQL."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -8,10 +9,10 @@ import click
 
 from stepwire_broker.core.phrases import counted
 
-from . import output, status_lines
+from . import confirmation, output, status_lines
 from .config_commands import load
 from .db_access import bars, now_ms, on_server, refusals, size_text
-from .failure import Exit, Failure
+from .failure import Exit, Failure, leave
 from .options import Options, StepwireCommand
 
 if TYPE_CHECKING:
@@ -102,23 +103,79 @@ def copy(options: Options, file: Path, sample: int | None) -> None:
     output.note(options, "next: stepwire serve. No broker starts on the file again; keep it as an old copy")
 
 
+# -- lost commits -----------------------------------------------------------------------------------------------------
+
+
+@click.command("accept-loss", cls=StepwireCommand)
+@click.option("--nothing-lost", is_flag=True, help="The failover lost no commit: only let brokers go on.")
+@click.pass_obj
+def accept_loss(options: Options, nothing_lost: bool) -> None:
+    """Go on with a PostgreSQL server that lacks its latest commits, after a failover or a restore.
+
+    The database becomes a new deployment, as after a restore: an at_most_once step that had not ended may have run, so
+    it is held until an operator resolves it. Every broker must be stopped.
+    """
+    settings = load(options).settings
+    if not on_server(settings):
+        raise Failure(Exit.USAGE, "database.url leads to SQLite", "to go back to a backup: stepwire db restore FILE")
+    from stepwire_broker.store.postgres import accepting
+
+    if nothing_lost:
+        with refusals():
+            doubted = accepting.trust_failover(settings.database)
+        text = f"{counted(len(doubted), 'lane')} may be owned again; nothing else was changed"
+        output.one(options, {"lanes": doubted}, text)
+        return
+    question = f"Make the schema {settings.database.schema} a new deployment, which accepts no result of the old one?"
+    if not confirmation.confirm(options, question):
+        leave(Exit.FAILURE)
+    with refusals(), bars(options) as show:
+        loss = accepting.accept_loss(
+            settings.database,
+            settings.broker.id,
+            wall_ms=now_ms(),
+            entropy=int.from_bytes(os.urandom(16), "big"),
+            progress=show,
+        )
+    text = f"the deployment is now {loss.deployment}; before it was {loss.deployment_before}"
+    if loss.held_steps:
+        steps = counted(loss.held_steps, "at_most_once step")
+        text += f"\n{steps} of {counted(loss.held_tasks, 'task')} held, reason `restored`"
+    output.one(options, loss, text)
+    output.note(options, "next: stepwire db check, then stepwire serve")
+    if loss.held_steps:
+        output.note(options, "then find out for each held step whether it ran: stepwire step list --state held")
+    output.note(options, "tasks of lost commits are unknown now: if they are submitted again, they run again")
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool) -> None:
+def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool, before: str | None) -> None:
     from stepwire_broker.store.postgres import administration
+    from stepwire_broker.store.postgres.migrating import statements_after
     from stepwire_broker.store.postgres.schema import creation, read_schema_name
 
     with refusals():
         if as_sql:
             schema = read_schema_name(settings.database.schema)
-            click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
+            if before is None:
+                statements = creation(schema, settings.database.lanes)
+            else:
+                statements = f"SET LOCAL search_path TO {schema};\n{statements_after(before)}"
+            click.echo(f"BEGIN;\n{statements}COMMIT;")
             return
         done = administration.upgrade(settings.database, changes=not dry_run)
     if done.made:
         text = f"the tables were made in the schema {done.schema}, version {done.version}"
-    elif done.is_needed:
+    elif done.is_needed and done.before is None:
         text = f"the schema {done.schema} has no tables: `stepwire db upgrade` makes version {done.version}"
+    elif done.is_needed and dry_run:
+        text = f"the schema {done.schema} has version {done.before}: `stepwire db upgrade` makes version {done.version}"
+    elif done.is_needed:
+        text = f"the schema {done.schema} was upgraded from version {done.before} to {done.version}"
+    elif done.before is not None and done.before > done.version:
+        text = f"the schema {done.schema} has version {done.before}, and this program, {done.version}, runs on it"
     else:
         text = f"the schema {done.schema} has version {done.version}, the one that this program expects"
     output.one(options, done, text)

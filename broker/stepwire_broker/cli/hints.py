@@ -23,6 +23,7 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.CONFIGURE_RULES: "move rules into the configuration and remove the rules set at run time:"
     " stepwire executor route MATCH --reset",
     HintCode.CANCEL_FIRST: "pass --cancel to cancel it first and to wait until it has ended",
+    HintCode.ACCEPT_LOSS: "make the lost commits available again, or accept their loss: stepwire db accept-loss",
     HintCode.CONFIRM_SECOND_RUN: "pass --again to run them a second time",
     HintCode.WAIT_OR_RESOLVE: "wait until running steps have finished, and resolve held steps first:"
     " stepwire step resolve STEP",

@@ -166,7 +166,7 @@ _OTHER_SPELLINGS: Final = {
 _COMMANDS: Final = "executors.exec.commands"
 _OPTIONS: Final = "executors.options"
 _NAMESPACES: Final = "limits.namespaces"
-_URL: Final = "database.url"  # may hold a password
+_URLS: Final = frozenset({"database.url", "database.listen_url"})  # may hold a password
 
 
 def _of_flags(flags: Mapping[str, str]) -> list[Given]:
@@ -219,7 +219,7 @@ def _of_file(path: Path, notes: list[str]) -> list[Given]:
     except definition_files.DocumentError as error:
         raise SettingsError(f"{error.where(str(path))}: {error.message}") from None
     given = [*_of_seed_block(document, path, notes), *_flat(document, path)]
-    if any(each.key == _URL and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
+    if any(each.key in _URLS and "@" in str(each.value) for each in given) and path.stat().st_mode & 0o044:
         text = "holds a database URL with a password and can be read by other users"
         raise SettingsError(f"{path} {text}: chmod 600 {path}")
     return given

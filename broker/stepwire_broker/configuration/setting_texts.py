@@ -19,6 +19,11 @@ ABOUT: Final[dict[str, str]] = {
     "database.schema": "The PostgreSQL schema that holds the tables. The first start creates it.",
     "database.lanes": "Number of lanes on PostgreSQL, which write in parallel. The first start makes them.",
     "database.prepare": "Keep prepared statements in the PostgreSQL server. Unset: unless a pooler is in between.",
+    "database.listen_url": "PostgreSQL without the pooler of database.url, for notifications. Unset: database.url, or "
+    "only polls if that leads to a pooler.",
+    "database.lost_commits": "After a failover of PostgreSQL, a lane whose owner is gone stops until `stepwire db "
+    "accept-loss`. stop_if_seen: only a loss that a broker sees stops it; for servers that only fail over to a "
+    "synchronous standby.",
     "database.allow_unsafe": "Also start on a PostgreSQL server whose settings can lose acknowledged commits.",
     "bus.steps": "Endpoint where steps are published and handlers connect: ipc://, tcp:// or inproc://. Or a list of "
     "endpoints, such as ipc:// for this host and tcp:// with keys for others.",

@@ -109,7 +109,8 @@ def _dispatched(state: BrokerState, step: Step, now: Now) -> Why:
     stopping = f"; the worker was asked to stop it: {describe(live.cancel)}" if live is not None and live.cancel else ""
     where, at = f"`{step.worker}`", at_time(step.dispatched_ms, now)
     if live is None or live.session is None:
-        left_ms = state.lanes[step.task.lane].safe_at_mono - now.mono
+        lane = state.lanes.get(step.task.lane)
+        left_ms = 0 if lane is None else lane.safe_at_mono - now.mono
         rest = (
             f"the worker has {span(left_ms)} left to connect again"
             if left_ms > 0

@@ -41,7 +41,8 @@ def _is_paused(state: BrokerState, step: Step, now: Now) -> Why | None:
 
 
 def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
-    code = state.outbox.lanes[step.task.lane].stalled
+    lane = state.outbox.lanes.get(step.task.lane)
+    code = None if lane is None else lane.stalled
     if code is None:
         return None
     message = f"the database accepts no writes now ({code}), so nothing is dispatched; the broker resumes by itself"

@@ -37,11 +37,11 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import opening
+from .lanes import losing, opening
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .model import events
-from .model.commit_group import CommitGroup, Committed, StallCode, Stalled
+from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, StallCode, Stalled
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
@@ -88,6 +88,14 @@ from .workers.step_results import on_report, on_results, on_taken
 
 NOTHING: Final = Decision()
 TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
+# These write what belongs to no task, so the broker must own a lane.
+LANE_COMMANDS: Final = {
+    **drain.COMMANDS,
+    **auditing.COMMANDS,
+    **executor_control.COMMANDS,
+    **allowance.COMMANDS,
+    **routing_rules.COMMANDS,
+}
 
 
 class Machine:
@@ -113,6 +121,8 @@ class Machine:
         kind = type(event)
         if kind in MESSAGES:
             _on_message(state, event, now)
+        elif not state.lanes and kind in LANE_COMMANDS:
+            state.refuse_now(event.request, submission.no_lane())  # type: ignore[union-attr]
         else:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
@@ -199,7 +209,9 @@ def _answer(state: BrokerState, send: SendAnswer) -> None:
 
 
 def _on_committed(state: BrokerState, event: Committed, now: Now) -> None:
-    lane = state.outbox.lanes[event.lane]
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is None:
+        return  # the lane was lost meanwhile
     if lane.stalled is not None:
         _go_on(state, lane)
     wrote = state.outbox.committed(event.lane, event.seq)
@@ -242,7 +254,9 @@ def _on_rejected(state: BrokerState, task_id: int, error: str, now: Now) -> None
 
 
 def _on_stalled(state: BrokerState, event: Stalled, now: Now) -> None:
-    state.outbox.lanes[event.lane].stalled = event.code
+    lane = state.outbox.lanes.get(event.lane)
+    if lane is not None:
+        lane.stalled = event.code
 
 
 def _go_on(state: BrokerState, lane: LaneState) -> None:
@@ -291,6 +305,9 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     row = loaded.tasks[0]
     if row.id in load.gone and row.id not in state.tasks:
         load_for(state, row.id, command)
+        return
+    if not residency.of_own_lanes(state, loaded, load).tasks:
+        HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
         return
     if isinstance(command, events.Explain) and row.id not in state.tasks:
         explaining.explain_stored(state, loaded, command, now)
@@ -536,17 +553,15 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
+    **LANE_COMMANDS,
     events.ReportResult: _on_report,
-    **drain.COMMANDS,
-    **auditing.COMMANDS,
-    **executor_control.COMMANDS,
-    **allowance.COMMANDS,
-    **routing_rules.COMMANDS,
     events.ActionNoticed: auditing.on_noticed,
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     events.LanesTaken: opening.on_taken,
+    LaneLost: losing.on_lost,
+    LostCommits: losing.on_lost_commits,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -151,6 +151,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     # lanes and numbers
     lanes: dict[int, OwnLane] = {}  # the lanes of `outbox`
     blocks: dict[int, int]  # by number: the lane of each block of ids, of every lane of the database
+    stopped: dict[int, str] = {}  # by lane: why it is not served, although no other broker owns it
     left: bool = False  # the broker has returned its ids, and reserves no others
     submissions_waiting: list[SubmitTasks] = []  # for ids
     submissions_waiting_bytes: int = 0
@@ -255,6 +256,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Add a lane that this broker owns from now on. None of its tasks is in memory yet."""
         first, last = taken.ids
         lease_ms = max(taken.lease_ms, self.settings.bus.lease_ms)
+        self.stopped.pop(taken.lane, None)
         self.outbox.add_lane(taken.lane, taken.end)
         self.blocks.update(dict.fromkeys((*taken.blocks, block_of(first)), taken.lane))
         lane = self.lanes[taken.lane] = OwnLane(
@@ -351,7 +353,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def set_control(self, change: ControlChanged) -> None:
         """Write a row of `controls`. Sends decided from here on wait for it."""
-        lane = self.outbox.touch(min(self.outbox.lanes))
+        lane = self.outbox.touch_any()
         lane.controls.append(change)
         if self.is_shared:
             self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
@@ -397,7 +399,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     def write_audit(self, row: AuditNew, lane: int | None = None) -> None:
         """Write a row of `audit` into this lane, or the lowest own lane. Sends decided from here on wait for it."""
-        self.outbox.touch(min(self.outbox.lanes) if lane is None else lane).audit.append(row)
+        (self.outbox.touch_any() if lane is None else self.outbox.touch(lane)).audit.append(row)
         self.counters.audited += 1
 
     def hold_bytes(self, task: Task, more: int) -> None:
@@ -423,10 +425,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     def lane_of(self, number: int) -> int | None:
         """Return the lane of the task or the step that has this id. None: no lane that this broker knows has it."""
         return self.blocks.get(block_of(number))
-
-    def is_own(self, number: int) -> bool:
-        """True if the task or the step with this id is in a lane that this broker owns."""
-        return self.lane_of(number) in self.lanes
 
     def is_foreign(self, number: int) -> bool:
         """True if another broker owns the task or the step that has this id."""

@@ -10,6 +10,7 @@ from stepwire_broker.core.commit.decision import (
     BreakerChanged,
     Complaint,
     Decision,
+    LaneGone,
     OffersLeftOut,
     OrderToStore,
     Read,
@@ -47,6 +48,7 @@ class Around(NamedTuple):
     progressed: Callable[[list[StepProgress]], None]
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
+    lane_gone: Callable[[LaneGone], None]
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
     pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
@@ -110,3 +112,5 @@ class Turn:
             around.offers_left_out(left_out)
         for news in decision.worker_news:
             around.worker_news(news)
+        for gone in decision.lanes_gone:
+            around.lane_gone(gone)

@@ -25,6 +25,7 @@ from stepwire_broker.core.model.commit_group import (
     HistoryRow,
     Key,
     LaneLost,
+    LostCommits,
     OrderAnswer,
     Outcome,
     Parked,
@@ -164,6 +165,10 @@ class Upkeep(Protocol):
         """Take note that the last piece failed with this trouble."""
 
 
+class CommitsLost(BrokerError):
+    """The lane ends before a group that was committed: the server is an older copy, or lost its latest commits."""
+
+
 class Faults(Protocol):
     """Hooks with which a test stops or fails the writer: just before and just after COMMIT."""
 
@@ -173,7 +178,7 @@ class Faults(Protocol):
 
 class Lane:
     """`put` takes groups numbered without gaps. The writer's thread reports each group once it is durable. After
-    LaneLost or Broken nothing further is written or reported."""
+    LaneLost, LostCommits or Broken nothing further is written or reported."""
 
     def __init__(
         self,
@@ -192,6 +197,7 @@ class Lane:
             queue.SimpleQueue()
         )
         self._give_up = threading.Event()
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"stepwire-lane-{number}", daemon=True)
 
     def start(self) -> None:
@@ -212,6 +218,16 @@ class Lane:
         """Let the writer end after the queued groups."""
         self._groups.put("end")
 
+    def abandon(self) -> None:
+        """Write nothing further and report nothing further, because the lane is no longer this broker's."""
+        self._is_abandoned = True
+        self._give_up.set()
+        self.end()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self, timeout_s: float) -> bool:
         """Write the queued groups, for at most `timeout_s`. False: at least one group could not be written, and its
         outcome was not reported."""
@@ -224,16 +240,17 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            while (group := self._next()) is not None:
+            while (group := self._next()) is not None and not self._is_abandoned:
                 outcome = self._commit(group)
-                if outcome is None:
+                if outcome is None or self._is_abandoned:
                     break
                 self._report(outcome)
                 if not isinstance(outcome, Committed):
                     break
                 self._aside(partial(self._writer.rest, group))
         except _IsBroken as broken:
-            self._report(Broken(self._number, broken.error))
+            if not self._is_abandoned:
+                self._report(Broken(self._number, broken.error))
         self._writer.close()
 
     def _next(self) -> CommitGroup | None:
@@ -273,7 +290,8 @@ class Lane:
         stall = Stall(self._number, group.seq)
         while isinstance(result := writing.attempt(), Trouble):
             assert result.code is not None, result
-            if (stalled := stall.again(result.code, result.error, time.monotonic())) is not None:
+            stalled = stall.again(result.code, result.error, time.monotonic())
+            if stalled is not None and not self._is_abandoned:
                 self._report(stalled)
             if self._give_up.wait(stall.pause_s()):
                 return None
@@ -329,6 +347,8 @@ class Writing:
         writer = self._writer
         try:
             is_ours = writer.position() == self._group.seq
+        except CommitsLost as error:
+            return LostCommits(self._number, str(error))
         except Exception as error:
             trouble = writer.trouble(error)
             return trouble if trouble.kind == "passing" else Broken(self._number, trouble.error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.definitions.stored_rows import Opened
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 
 from .lane import LaneWriter
 from .queries import Queries
@@ -80,7 +80,7 @@ class Database(Protocol):
 
     @property
     def writers(self) -> Mapping[int, LaneWriter]:
-        """By lane."""
+        """By lane, of the start."""
 
     @property
     def readers(self) -> Readers: ...
@@ -90,7 +90,11 @@ class Database(Protocol):
 
     @property
     def pruning(self) -> Mapping[int, PruneStatements]:
-        """By lane."""
+        """By lane, of the start."""
+
+    def open_lane(self, taken: TakenLane) -> tuple[LaneWriter, PruneStatements]:
+        """Return the writer of a lane that this broker took after its start, and the statements that remove its old
+        tasks."""
 
     @property
     def orders(self) -> Orders | None:

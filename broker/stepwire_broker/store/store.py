@@ -8,12 +8,14 @@ from concurrent.futures import Future
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
+from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.model.commit_group import CommitGroup
 
-from .lane import Faults, Lane, Report
+from .errors import StoreRefused
+from .lane import Faults, Lane, LaneWriter, Report
 from .ports import Cleaning, Database, OpenDatabase
 from .queries import Queries
-from .retention import Retention
+from .retention import PruneStatements, Retention
 from .sqlite.database import open_database as open_sqlite
 from .sqlite.opening import path_of
 from .urls import POSTGRESQL, SQLITE, scheme_of
@@ -37,10 +39,12 @@ def check_settings(settings: DatabaseSettings) -> None:
         path_of(settings.url)
         return
     from .postgres.address import read_address
+    from .postgres.listening import read_listen_address
     from .postgres.schema import read_schema_name
 
     read_address(settings.url)
     read_schema_name(settings.schema)
+    read_listen_address(settings)
 
 
 def check_server(settings: DatabaseSettings) -> str | None:
@@ -70,30 +74,47 @@ class Store:
         self._readers = database.readers
         self.orders = database.orders
         self._lanes: dict[int, Lane] = {}
+        self._ended: list[Lane] = []  # their threads may still wait for the database
         self._retention: dict[int, Retention] = {}
+        self._open: Callable[[int, LaneWriter, PruneStatements], None] | None = None  # once the store has started
         self._is_all_written: bool | None = None  # what `close` returned
 
     def start(self, report: Report, faults: Faults | None = None, retention: RetentionSettings | None = None) -> None:
         """Begin to write groups and to remove old rows. The writers' threads call `report` with each outcome."""
-        assert not self._lanes, "the store was started before"
-        if retention is not None:
-            pruning = self._database.pruning
-            self._retention = {lane: Retention(statements, retention) for lane, statements in pruning.items()}
-        for number, writer in self._database.writers.items():
-            self._lanes[number] = Lane(number, writer, report, faults, self._retention.get(number))
-        for lane in self._lanes.values():
+        assert self._open is None, "the store was started before"
+
+        def open_lane(number: int, writer: LaneWriter, pruning: PruneStatements) -> None:
+            if retention is not None:
+                self._retention[number] = Retention(pruning, retention)
+            lane = self._lanes[number] = Lane(number, writer, report, faults, self._retention.get(number))
             lane.start()
+
+        self._open = open_lane
+        for number, writer in self._database.writers.items():
+            open_lane(number, writer, self._database.pruning[number])
+
+    def open_lane(self, taken: TakenLane) -> None:
+        """Begin to write groups of a lane that this broker has taken."""
+        assert self._open is not None, "the store was not started"
+        self._open(taken.lane, *self._database.open_lane(taken))
+
+    def close_lane(self, lane: int) -> None:
+        """Write no further group of this lane, and report no further outcome of it. Does not wait for its thread."""
+        self._retention.pop(lane, None)
+        ended = self._lanes.pop(lane)
+        ended.abandon()
+        self._ended = [each for each in self._ended if each.is_alive] + [ended]
 
     def prune(self) -> None:
         """Remove old tasks now, rather than within a minute."""
-        assert self._lanes, "the store was not started"
+        assert self._open is not None, "the store was not started"
         for number, retention in self._retention.items():
             retention.ask()
             self._lanes[number].look()
 
     def clean(self, work: Callable[[Cleaning], T]) -> Future[T]:
         """Do work of erasures on the file between two groups, in a writer's thread. Its groups wait meanwhile."""
-        assert self._lanes, "the store was not started"
+        assert self._open is not None, "the store was not started"
         future: Future[T] = Future()
 
         def run() -> None:
@@ -103,7 +124,10 @@ class Store:
                 future.set_exception(error)
                 raise  # the lane decides whether the database is broken
 
-        self._lanes[min(self._lanes)].aside(run)
+        if self._lanes:
+            self._lanes[min(self._lanes)].aside(run)
+        else:
+            future.set_exception(StoreRefused("the broker owns no lane of the database now"))
         return future
 
     def put(self, group: CommitGroup) -> None:
@@ -134,7 +158,7 @@ class Store:
             self._readers.close()
             if self.orders is not None:
                 self.orders.close()
-            if not self._lanes:
+            if self._open is None:
                 for writer in self._database.writers.values():
                     writer.close()
             until_s = time.monotonic() + timeout_s
@@ -142,5 +166,7 @@ class Store:
                 lane.end()
             are_written = [lane.close(max(0.0, until_s - time.monotonic())) for lane in self._lanes.values()]
             self._is_all_written = all(are_written)
+            for lane in self._ended:
+                lane.close(max(0.0, until_s - time.monotonic()))
             self._database.release()
         return self._is_all_written

@@ -8,7 +8,7 @@ from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.connecting import connect
 from stepwire_broker.store.postgres.failures import StatementFailed
 from stepwire_broker.store.postgres.fence import Fence, Position
-from stepwire_broker.store.postgres.ownership import ObservedBroker, Ownership, TakenLane
+from stepwire_broker.store.postgres.ownership import ObservedBroker, Ownership, TakenEnd
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
 from stepwire_broker.store.postgres.schema import create_tables
 
@@ -36,8 +36,8 @@ def beat(schema: str) -> StatementCall:
 
 def test_free_lanes_are_taken_up_to_the_wanted_number_and_with_a_new_epoch(schema: str, open_pipeline: Open) -> None:
     ownership, pipeline = Ownership(schema, "b1", 5), open_pipeline()
-    assert ownership.take(pipeline, 1) == [TakenLane(lane=0, epoch=1, end=0)]
-    assert ownership.take(pipeline, 8) == [TakenLane(lane=1, epoch=1, end=0)]
+    assert ownership.take(pipeline, 1) == [TakenEnd(lane=0, epoch=1, end=0)]
+    assert ownership.take(pipeline, 8) == [TakenEnd(lane=1, epoch=1, end=0)]
     assert ownership.take(pipeline, 8) == []
 
 
@@ -45,7 +45,7 @@ def test_lanes_of_a_former_run_of_the_same_broker_are_taken_again(schema: str, o
     pipeline = open_pipeline()
     Ownership(schema, "b1", 5).take(pipeline, 8)
     assert Ownership(schema, "b2", 6).take(pipeline, 8) == []
-    assert Ownership(schema, "b1", 7).take(pipeline, 8) == [TakenLane(0, 2, 0), TakenLane(1, 2, 0)]
+    assert Ownership(schema, "b1", 7).take(pipeline, 8) == [TakenEnd(0, 2, 0), TakenEnd(1, 2, 0)]
 
 
 def test_a_dead_brokers_lanes_are_taken_with_their_ends_and_its_groups_are_refused(
@@ -54,7 +54,7 @@ def test_a_dead_brokers_lanes_are_taken_with_their_ends_and_its_groups_are_refus
     old, new = open_pipeline(), open_pipeline()
     fence = Fence(schema)
     old.run([BEGIN, fence.call(Position(0, 1, 1)), COMMIT])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenLane(0, 2, 1), TakenLane(1, 2, 0)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(0, 2, 1), TakenEnd(1, 2, 0)]
     with pytest.raises(StatementFailed) as failed:
         old.run([BEGIN, fence.call(Position(0, 1, 2)), COMMIT])
     assert old.roll_back()
@@ -65,7 +65,7 @@ def test_a_beat_before_the_take_voids_it(
     server: PostgresServer, schema: str, dead: ObservedBroker, open_pipeline: Open
 ) -> None:
     living, taker = open_pipeline(), open_pipeline()
-    taken: list[list[TakenLane]] = []
+    taken: list[list[TakenEnd]] = []
     living.run([BEGIN, beat(schema)])
     take = threading.Thread(target=lambda: taken.append(Ownership(schema, "b2", 2).take(taker, 8, [dead])))
     take.start()
@@ -80,14 +80,14 @@ def test_a_lane_whose_owner_has_a_group_open_is_passed_over(
 ) -> None:
     old, new = open_pipeline(), open_pipeline()
     old.run([BEGIN, Fence(schema).call(Position(0, 1, 1))])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenLane(1, 2, 0)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(1, 2, 0)]
     old.run([COMMIT])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenLane(0, 2, 1)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(0, 2, 1)]
 
 
 def test_two_brokers_that_take_at_the_same_instant_get_different_lanes(schema: str, open_pipeline: Open) -> None:
     pipelines = [open_pipeline() for _ in range(2)]
-    taken: list[TakenLane] = []
+    taken: list[TakenEnd] = []
     threads = [
         threading.Thread(target=lambda at=at: taken.extend(Ownership(schema, f"b{at}", at).take(pipelines[at], 1)))  # type: ignore[misc]
         for at in range(2)
@@ -107,7 +107,7 @@ def test_a_released_lane_has_a_new_epoch_and_only_its_owner_can_release_it(schem
     (lane, _) = one.take(pipeline, 2)
     assert one.release(pipeline, lane.lane, lane.epoch)
     assert not one.release(pipeline, lane.lane, lane.epoch)
-    assert other.take(pipeline, 8) == [TakenLane(0, 3, 0)]
+    assert other.take(pipeline, 8) == [TakenEnd(0, 3, 0)]
 
 
 def test_the_tables_are_made_once_when_several_brokers_start_at_the_same_instant(server: PostgresServer) -> None:

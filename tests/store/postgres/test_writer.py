@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from stepwire_broker.core.definitions.settings import DatabaseSettings
-from stepwire_broker.core.model.commit_group import Broken, Committed, LaneLost, Outcome, Stalled, StepStderr
+from stepwire_broker.core.model.commit_group import Committed, LaneLost, LostCommits, Outcome, Stalled, StepStderr
 from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.postgres.database import open_database
@@ -138,7 +138,7 @@ def test_lost_commits_stop_the_lane(server: PostgresServer, place: PostgresPlace
         server.sql(f"DELETE FROM {place.schema}.commits WHERE seq > 1")
         run.put(history=[fact(10)])
         outcome = run.outcome()
-        assert isinstance(outcome, Broken)
+        assert isinstance(outcome, LostCommits)
         assert "commits were lost" in outcome.error
 
 

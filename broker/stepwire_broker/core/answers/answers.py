@@ -26,7 +26,7 @@ RefusedCode: TypeAlias = Literal[
     "disk_full",
     "database_read_only",
     "database_unavailable",
-    "commit_unknown",  # the broker stopped: the command may have been carried out
+    "commit_unknown",  # the broker stopped or lost a lane: the command may have been carried out
     # the data, which the database refused
     "refused_by_database",
 ]

@@ -36,12 +36,14 @@ class HintCode(enum.StrEnum):
     RAISE_QUOTA = "raise_quota"  # namespace
     NAME_FOR_LEVEL0 = "name_for_level0"  # handler_class
     CANCEL_FIRST = "cancel_first"  # task_id
+    ACCEPT_LOSS = "accept_loss"
     # send the command in another form
     CONFIRM_SECOND_RUN = "confirm_second_run"
     USE_NEW_KEY = "use_new_key"
     USE_NEW_VERSION = "use_new_version"
     # send the command again later
     SEND_AGAIN = "send_again"
+    SEND_AGAIN_WITH_KEY = "send_again_with_key"
     WAIT_FOR_BROKER = "wait_for_broker"
     WAIT_FOR_DATABASE = "wait_for_database"
     WAIT_FOR_OPEN_STEPS = "wait_for_open_steps"
@@ -87,10 +89,12 @@ TEXTS: Final[dict[HintCode, str]] = {
     HintCode.NAME_FOR_LEVEL0: "start a worker that offers {handler_class}, or add {handler_class} to"
     " bus.level0.handlers and restart the broker",
     HintCode.CANCEL_FIRST: "cancel task {task_id}, wait until it has ended, then erase it",
+    HintCode.ACCEPT_LOSS: "make the lost commits available again, or accept their loss as an operator of the database",
     HintCode.CONFIRM_SECOND_RUN: "confirm that completed at_most_once steps may run a second time",
     HintCode.USE_NEW_KEY: "use a new idempotency key, or send the same content as the first time",
     HintCode.USE_NEW_VERSION: "a version never changes: give the new content a new version",
     HintCode.SEND_AGAIN: "send the command again after a second",
+    HintCode.SEND_AGAIN_WITH_KEY: "send the same request again; with its idempotency key it has no second effect",
     HintCode.WAIT_FOR_BROKER: "send the command again when this broker is back, or send it to another broker",
     HintCode.WAIT_FOR_DATABASE: "accepted work is safe; the broker resumes by itself when the database accepts writes",
     HintCode.SPLIT_SUBMISSION: "submit the tasks in several smaller batches",

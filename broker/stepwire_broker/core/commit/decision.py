@@ -1,6 +1,6 @@
 """The actions that the core decides on, to be taken at once. Writes are not included: they wait in the outbox."""
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from stepwire_protocol.messages import BrokerMessage, Result
@@ -152,6 +152,19 @@ class OffersLeftOut(Struct, frozen=True):
     handlers: int
 
 
+LaneEnding: TypeAlias = Literal["lost", "commits_lost", "released"]
+
+
+class LaneGone(Struct, frozen=True):
+    """The broker has removed a lane from memory: the broker writes and sends nothing more of it. This is logged."""
+
+    lane: int
+    cause: LaneEnding
+    text: str
+    tasks: int  # that were in memory
+    sessions: int  # that ended, because they held deliveries of the lane
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -170,6 +183,7 @@ class Decision(Struct):
     worker_news: list[WorkerDied | WorkerFlaps] = []
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
+    lanes_gone: list[LaneGone] = []
 
     @property
     def is_empty(self) -> bool:
@@ -189,4 +203,5 @@ class Decision(Struct):
             or self.worker_news
             or self.progress
             or self.offers_left_out
+            or self.lanes_gone
         )

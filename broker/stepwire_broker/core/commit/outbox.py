@@ -113,6 +113,7 @@ class LaneState(Struct):
     in_flight: list[Task] = []  # tasks in the group the writer has now
     in_flight_bytes: int = 0
     handed_mono: int = 0
+    group: CommitGroup | None = None  # what the writer has now
     stalled: StallCode | None = None  # its group cannot be written now: nothing of this lane is dispatched
     waiting: list[Step] = []  # ready steps that were taken out of the queue while the lane was stalled
     held: deque[tuple[int, Send]] = field(default_factory=deque)  # sends that depend on this lane alone
@@ -139,6 +140,11 @@ class LaneState(Struct):
         return self.bytes + self.in_flight_bytes
 
     @property
+    def workflows_unknown(self) -> list[WorkflowNew]:
+        """The applied workflows whose outcome was not reported."""
+        return self.workflows if self.group is None else self.group.workflows + self.workflows
+
+    @property
     def is_idle(self) -> bool:
         """True if the writer has no group of this lane."""
         return self.handed == self.committed
@@ -150,6 +156,7 @@ class Outbox:
     def __init__(self) -> None:
         self.lanes: dict[int, LaneState] = {}
         self._only: LaneState | None = None  # if there is one lane
+        self._no_lane = LaneState(0, 0, 0)  # what waits for a lane that this broker owns
         self._held: deque[tuple[list[tuple[LaneState, int]], Send]] = deque()  # sends that depend on several lanes
 
     def add_lane(self, number: int, seq: int) -> None:
@@ -157,6 +164,42 @@ class Outbox:
         lane = LaneState(number=number, handed=seq, committed=seq)
         self.lanes = dict(sorted({**self.lanes, number: lane}.items()))
         self._only = lane if len(self.lanes) == 1 else None
+        waiting, self._no_lane = self._no_lane, LaneState(0, 0, 0)
+        self.keep_controls(waiting)
+
+    def remove_lane(self, number: int) -> tuple[LaneState, list[Send]]:
+        """Own this lane no longer. Returns its state, and the sends that depend on it: these never leave."""
+        lane = self.lanes[number]
+        self.lanes = {n: each for n, each in self.lanes.items() if n != number}
+        self._only = next(iter(self.lanes.values())) if len(self.lanes) == 1 else None
+        unsent = [send for _, send in lane.held]
+        several, self._held = self._held, deque()
+        for barriers, send in several:
+            of_lane = [awaited for each, awaited in barriers if each is lane]
+            if number in _lanes_of(send) or any(awaited > lane.committed for awaited in of_lane):
+                unsent.append(send)
+            else:
+                self._held.append(([(each, awaited) for each, awaited in barriers if each is not lane], send))
+        return lane, unsent
+
+    def keep_controls(self, lane: LaneState) -> None:
+        """Write what belongs to no task of this lane in another one. Rows that were committed already are written a
+        second time: a control is absolute, and a doubled row of `audit` is better than a missing one."""
+        of_writer = lane.group
+        kept = self.touch_any()
+        for activations, controls, audit in (
+            () if of_writer is None else ((of_writer.activations, of_writer.controls, of_writer.audit),)
+        ) + ((lane.activations, lane.controls, lane.audit),):
+            activated = {("request", request) for request, _ in activations}
+            kept.activations += activations
+            kept.controls += controls
+            kept.audit += [
+                row for row in audit if row.part is None or row.part[0] == "control" or row.part in activated
+            ]
+
+    def touch_any(self) -> LaneState:
+        """Open a group for a write that belongs to no task: of the lowest lane, or of the next one that is opened."""
+        return self.touch(min(self.lanes)) if self.lanes else self._no_lane
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -189,7 +232,7 @@ class Outbox:
         lane = self._only
         if lane is None:
             numbers = _lanes_of(send) or self.lanes
-            if len(numbers) > 1:
+            if len(numbers) != 1:
                 lanes = map(self.lanes.__getitem__, numbers)
                 self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))
                 return
@@ -202,7 +245,7 @@ class Outbox:
     def stalled(self) -> StallCode | None:
         """Return why nothing can be written now. None if at least one lane can be written."""
         codes = [lane.stalled for lane in self.lanes.values()]
-        return None if None in codes else codes[0]
+        return None if None in codes or not codes else codes[0]
 
     @property
     def bytes_waiting(self) -> int:
@@ -233,6 +276,7 @@ class Outbox:
             _write(group, task)
         lane.in_flight = list(lane.dirty.values())
         lane.in_flight_bytes = lane.bytes
+        lane.group = group
         lane.handed += 1
         lane.handed_mono = now.mono
         lane.dirty = {}
@@ -249,6 +293,7 @@ class Outbox:
         lane = self.lanes[number]
         assert seq == lane.handed == lane.committed + 1, (seq, lane.handed, lane.committed)
         lane.committed = seq
+        lane.group = None
         wrote, lane.in_flight, lane.in_flight_bytes = lane.in_flight, [], 0
         return wrote
 

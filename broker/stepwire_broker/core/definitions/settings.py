@@ -20,13 +20,15 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DatabaseSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`schema`, `lanes`, `prepare` and `allow_unsafe` are PostgreSQL's."""
+    """`schema`, `lanes`, `prepare`, `listen_url`, `lost_commits` and `allow_unsafe` are PostgreSQL's."""
 
     url: str = "sqlite:///.stepwire/state.db"
     pool_size: Annotated[int, Meta(ge=1, le=64)] = 4
     schema: str = "stepwire"
     lanes: Annotated[int, Meta(ge=1, le=64)] = 8
     prepare: bool | None = None
+    listen_url: str | None = None
+    lost_commits: Literal["stop", "stop_if_seen"] = "stop"
     allow_unsafe: bool = False
 
 

@@ -47,6 +47,8 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             Hint(HintCode.WAIT_FOR_BROKER),
             RETRY_LATER_MS,
         )
+    if not state.lanes:
+        return no_lane()
     code = state.outbox.stalled
     if code is not None:
         return stalled(code)
@@ -57,6 +59,11 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
     if state.outbox.bytes_waiting > state.settings.limits.uncommitted_bytes // 2:
         return CommandRefused("overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
     return None
+
+
+def no_lane() -> CommandRefused:
+    text = "the broker owns no lane of the database now"
+    return CommandRefused("starting", text, Hint(HintCode.SEND_AGAIN), RETRY_LATER_MS)
 
 
 def stalled(code: StallCode) -> CommandRefused:
@@ -102,14 +109,16 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
     if refused is None and state.quotas:
         refused = quotas.refusal(state, event.tasks, workflows, now)
     numbers = steps + len(event.tasks)
-    lane = state.choose_lane(numbers)
-    reserve_numbers(state, lane, numbers)
-    if refused is None and state.lanes[lane].ids.left < numbers:
-        if _waits_for_numbers(state, event):
-            return
-        refused = CommandRefused("overloaded", "new ids are being reserved", Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
-    if refused is not None:
-        state.refuse_now(event.request, refused)
+    lane = state.choose_lane(numbers) if state.lanes else None
+    if lane is not None:
+        reserve_numbers(state, lane, numbers)
+        if refused is None and state.lanes[lane].ids.left < numbers:
+            if _waits_for_numbers(state, event):
+                return
+            text = "new ids are being reserved"
+            refused = CommandRefused("overloaded", text, Hint(HintCode.SEND_AGAIN), RETRY_SOON_MS)
+    if lane is None or refused is not None:
+        state.refuse_now(event.request, refused or no_lane())
         return
     quotas.pay(state, workflows, now)
     storing.store(state, event, workflows, lane, now)

@@ -21,7 +21,7 @@ def on_apply(state: BrokerState, event: ApplyWorkflow, now: Now) -> None:
         state.refuse_now(event.request, refused)
         return
     workflow = event.workflow
-    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane = state.outbox.touch_any()
     lane.workflows.append(
         WorkflowNew(
             event.request,
@@ -89,7 +89,7 @@ def on_activate(state: BrokerState, event: ActivateWorkflow, now: Now) -> None:
     if refused is not None or workflow is None:
         state.refuse_now(event.request, refused or CommandRefused("not_found", "no such workflow"))
         return
-    lane = state.outbox.touch(min(state.outbox.lanes))
+    lane = state.outbox.touch_any()
     lane.activations.append((event.request, workflow.id))
     if state.is_shared:
         state.catalogue.changed((ACTIVE, full_name(workflow)), lane.number, lane.handed + 1)

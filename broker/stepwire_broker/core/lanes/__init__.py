@@ -1,1 +1,1 @@
-"""Which tasks are in memory, and which wait in the database."""
+"""Lanes that this broker begins to own, loses and releases while it runs."""

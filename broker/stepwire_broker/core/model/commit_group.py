@@ -320,6 +320,13 @@ class LaneLost(Struct, frozen=True):
     lane: int
 
 
+class LostCommits(Struct, frozen=True):
+    """The lane ends before a group that was committed. Whatever the broker answered about it may be untrue now."""
+
+    lane: int
+    error: str
+
+
 class Broken(Struct, frozen=True):
     """The disk failed to sync, or the database is corrupt: the broker stops and acknowledges nothing."""
 
@@ -327,4 +334,4 @@ class Broken(Struct, frozen=True):
     error: str
 
 
-Outcome: TypeAlias = Committed | Stalled | LaneLost | Broken
+Outcome: TypeAlias = Committed | Stalled | LaneLost | LostCommits | Broken

@@ -226,6 +226,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     stuck: bool = False  # all its runs exceeded their timeouts: it gets no further steps
     muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked
     suspects: int = 0  # steps it holds that may kill workers: at most one at a time
+    expired: bool = False  # it held deliveries of a lost lane: its worker must open another one
     dead: bool = False
     is_claim_refuted: bool = False  # its pid and start time do not belong together: the process cannot be watched
     confirmed: bool = False  # the worker has sent a heartbeat in this session, so it uses this lease
@@ -240,8 +241,8 @@ class WorkerSession(Struct, weakref=False, eq=False):
 
     @property
     def is_addressable(self) -> bool:
-        """True if messages may be sent in this session: it is not dead, and its principal has a grant."""
-        return not self.dead and self.rights is not None
+        """True if messages may be sent in this session: it has not ended, and its principal has a grant."""
+        return not self.dead and not self.expired and self.rights is not None
 
     @property
     def credit(self) -> int:
@@ -251,6 +252,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
             or self.draining
             or self.stuck
             or self.muted
+            or self.expired
             or self.dead
             or self.of.paused_wall is not None
         ):

@@ -38,7 +38,10 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
         return True  # another broker may have reserved the block of this id a moment ago
     if lane is None or lane in state.outbox.lanes:
         return False
-    if command.request < 0:
+    if lane in state.stopped:
+        text = f"lane {lane}, which has the task, is not served: {state.stopped[lane]}"
+        state.refuse_now(command.request, CommandRefused("database_unavailable", text, Hint(HintCode.ACCEPT_LOSS)))
+    elif command.request < 0:
         state.orders.under_way.pop(command.request, None)  # the lane's new owner finds the order open
     elif isinstance(command, AwaitTask):
         state.decision.waits.append(WaitElsewhere(command.request, command.task_id))

@@ -94,7 +94,7 @@ def on_start(state: BrokerState, message: Start, now: Now) -> None:
         if step is not None and step.delivery == delivery and _grant(state, step, session, now):
             go.append((step_id, delivery))
             about.append(step.task)
-        else:
+        elif not state.is_foreign(step_id):
             no.append((step_id, delivery))
     if go:
         state.outbox.send(SendMessage(session, letters.go(state.identity, session, go), tuple(about)))

@@ -52,6 +52,9 @@ def on_hello(state: BrokerState, hello: Hello, now: Now) -> None:
             send_reset(state, hello.worker, k, "unauthorized", now)
             return
         session = _open(state, hello, k, rights, session, now)
+    elif session.expired:
+        send_reset(state, hello.worker, k, "expired", now)
+        return
     elif session.muted:
         return  # its lease must end
     if hello.n > session.reported_n:
@@ -117,7 +120,7 @@ def on_heartbeat(state: BrokerState, beat: Heartbeat, now: Now) -> None:
     broker = state.identity.broker
     session_id = beat.sessions.get(broker)
     session = state.sessions.get(beat.worker)
-    if session_id is None or session is None or session.id != session_id:
+    if session_id is None or session is None or session.id != session_id or session.expired:
         turn_away(state, beat.worker, session_id, now)
         return
     session.confirmed = True

@@ -87,9 +87,13 @@ def released(state: BrokerState, send: SendHandout, now: Now) -> None:
         state.timers.set(handout.due_mono, HandoutEnds(handout))
         state.decision.handouts.append(handout)
         return
+    not_sent(state, handout, now)
+
+
+def not_sent(state: BrokerState, handout: Handout, now: Now) -> None:
+    """Make the steps of a batch ready again that never left this broker: none of them started, granted or not."""
     _end(state, handout)
     for step in _unanswered(state, handout):
-        # The batch never left this broker, so the step never started, granted or not.
         undeliver(state, step, "unsent", now, avoid=False)
 
 

@@ -18,7 +18,7 @@ FLAPS_MIN: Final = 5  # resets of one worker within that time
 def session_of(state: BrokerState, worker: str, session_id: str, now: Now) -> WorkerSession | None:
     """Return the session that a message names. If this broker does not have it, answer the sender and return None."""
     session = state.sessions.get(worker)
-    if session is not None and session.id == session_id:
+    if session is not None and session.id == session_id and not session.expired:
         return session
     turn_away(state, worker, session_id, now)
     return None
@@ -37,7 +37,8 @@ def turn_away(state: BrokerState, worker: str, session_id: str | None, now: Now)
     if session is not None and k < session.k:
         state.counters.ignored += 1
     else:
-        send_reset(state, worker, k, "expired" if k <= state.dead_k.get(worker, 0) else "unknown_session", now)
+        has_expired = k <= state.dead_k.get(worker, 0) or (session is not None and session.expired)
+        send_reset(state, worker, k, "expired" if has_expired else "unknown_session", now)
 
 
 def send_here(state: BrokerState, worker: str) -> None:

@@ -7,32 +7,39 @@ from msgspec import Struct
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.store.errors import NotThere, StoreRefused
 
+from . import migrating
 from .address import read_address
 from .connecting import connect_first
-from .database import check
+from .database import check_server_of
 from .refusals import refusals_of
-from .schema import HEAD, LANES_MAX, add_lanes, check_tables, create_tables, has_tables, read_schema_name
+from .schema import LANES_MAX, add_lanes, check_tables, create_tables, has_tables, read_schema_name
 
 
 class Upgrade(Struct, frozen=True):
-    """`made`: the tables were made now. `is_needed`: they do not exist yet."""
+    """`made`: the tables were made now. `is_needed`: they do not exist, or have an older version."""
 
     schema: str
-    version: str
+    version: str  # of this program
+    before: str | None  # of the tables; None: there were none
     made: bool
     is_needed: bool
 
 
 def upgrade(settings: DatabaseSettings, *, changes: bool = True) -> Upgrade:
-    """Make the tables of an empty schema. Without `changes`, only say whether they are missing. Raises StoreRefused for
-    tables of another version."""
-    check(settings)
+    """Make the tables of an empty schema, or run the missing migrations. Without `changes`, only say what is missing.
+    Raises StoreRefused for tables of a newer version."""
+    check_server_of(settings)
     address, schema = read_address(settings.url), read_schema_name(settings.schema)
-    with refusals_of(address), closing(connect_first(address, "stepwire: upgrade")) as connection:
-        is_needed = not has_tables(connection, schema)
-        if is_needed and changes:
-            create_tables(connection, schema, settings.lanes)
-    return Upgrade(schema, HEAD, made=is_needed and changes, is_needed=is_needed)
+    version = migrating.known().schema
+    with refusals_of(address, "the upgrade"), closing(connect_first(address, "stepwire: upgrade")) as connection:
+        if not has_tables(connection, schema):
+            if changes:
+                create_tables(connection, schema, settings.lanes)
+            return Upgrade(schema, version, None, made=changes, is_needed=True)
+        before = migrating.migrate(connection, schema, changes=changes)
+    if before.schema > version:
+        migrating.refuse_version(schema, before)
+    return Upgrade(schema, version, before.schema, made=False, is_needed=before.schema < version)
 
 
 def make_lanes(settings: DatabaseSettings, count: int) -> int:

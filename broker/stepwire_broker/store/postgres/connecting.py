@@ -25,13 +25,13 @@ def connect(address: PostgresAddress, application: str) -> PostgresConnection:
         raise ConnectionLost(f"no connection to {address.shown}: {_reason(error)}") from error
 
 
-def connect_first(address: PostgresAddress, application: str) -> PostgresConnection:
+def connect_first(address: PostgresAddress, application: str, setting: str = "database.url") -> PostgresConnection:
     """Open the connection of a start. Raises StoreRefused with the remedy."""
     try:
         return _connect(address, application)
     except psycopg.Error as error:
         refusal = NotThere if _sqlstate(error) == "3D000" else StoreRefused
-        raise refusal(_sentence(address, error)) from error
+        raise refusal(_sentence(address, error, setting)) from error
 
 
 def _connect(address: PostgresAddress, application: str) -> PostgresConnection:
@@ -39,26 +39,26 @@ def _connect(address: PostgresAddress, application: str) -> PostgresConnection:
     return psycopg.Connection.connect("", autocommit=True, prepare_threshold=None, **named)
 
 
-def _sentence(address: PostgresAddress, error: psycopg.Error) -> str:
+def _sentence(address: PostgresAddress, error: psycopg.Error, setting: str) -> str:
     reason = _reason(error)
     if _sqlstate(error) == "3D000":
-        remedy = "this database does not exist: create it with `createdb`, or correct database.url"
+        remedy = f"this database does not exist: create it with `createdb`, or correct {setting}"
     else:
         texts = (text for marks, text in REMEDIES.items() if any(mark in reason for mark in marks))
-        remedy = next(texts, REMEDY).format(reason=reason)
-    return f"database.url leads to {address.shown}, and {remedy}"
+        remedy = next(texts, REMEDY).format(reason=reason, setting=setting)
+    return f"{setting} leads to {address.shown}, and {remedy}"
 
 
 # libpq gives a refused connection no SQLSTATE, so the remedy is chosen by words of the server's reason.
 REMEDIES: Final = {
     ("password", "authentication", "role"): (
-        "the server refuses this user: {reason}. Correct the user and the password of database.url"
+        "the server refuses this user: {reason}. Correct the user and the password of {setting}"
     ),
     ("pg_hba.conf", "permission denied"): (
         "the server refuses this connection: {reason}. Permit it in pg_hba.conf and by GRANT CONNECT ON DATABASE"
     ),
 }
-REMEDY: Final = "no connection could be made: {reason}. Start the server, or correct database.url"
+REMEDY: Final = "no connection could be made: {reason}. Start the server, or correct {setting}"
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -36,9 +36,10 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS
 from .connecting import PostgresConnection, connect_first
 from .database import check
+from .migrating import SCHEMA, SERVES_FROM
 from .reading import PARTLY_REMOVED as PARTLY_REMOVED_OF_LANE
 from .refusals import refusals_of
-from .schema import SCHEMA, check_tables, create_tables, read_schema_name
+from .schema import check_tables, create_tables, read_schema_name
 from .stored_state import PostgresState
 
 Progress: TypeAlias = Callable[[str, int, int], object]  # the name of the work, the amount done, the whole amount
@@ -239,7 +240,7 @@ def _copy_lanes(connection: PostgresConnection, source: sqlite3.Connection) -> N
 
 
 def _copy_notes(connection: PostgresConnection, source: sqlite3.Connection) -> None:
-    connection.execute("DELETE FROM meta WHERE name <> %s", (SCHEMA,))
+    connection.execute("DELETE FROM meta WHERE name NOT IN (%s, %s)", (SCHEMA, SERVES_FROM))
     left_out = (PARTLY_REMOVED, UNVERIFIED, COPIED)
     rows = [row for row in source.execute("SELECT name, value FROM meta") if row[0] not in left_out]
     removed = source.execute("SELECT value FROM meta WHERE name = ?", (PARTLY_REMOVED,)).fetchone()

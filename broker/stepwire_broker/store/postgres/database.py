@@ -11,7 +11,7 @@ from stepwire_protocol import host
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
-from stepwire_broker.store.errors import InUse
+from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import IDS_AT_START
 from stepwire_broker.store.rows import NO_TASKS
 
@@ -19,6 +19,7 @@ from .address import PostgresAddress, read_address
 from .beats import LEASE_MS, Beats, wait_until_dead
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
+from .listening import check_listening
 from .orders import PostgresOrders
 from .ownership import Ownership, TakenEnd
 from .pipeline import Pipeline, StatementCall
@@ -29,6 +30,7 @@ from .refusals import refusals_of
 from .schema import check_tables, create_tables, has_tables, read_schema_name
 from .start_checks import ServerFacts, check_server
 from .statements import ColdStatements, reserved_ids
+from .timelines import lanes_in_doubt
 from .writer import PostgresWriter
 
 TAKE_S: Final = 15.0  # for lanes whose former owner's last transaction is still open in the server
@@ -41,8 +43,7 @@ class PostgresDatabase:
     def __init__(
         self,
         opened: Opened,
-        writers: dict[int, PostgresWriter],
-        pruning: dict[int, PostgresPruning],
+        open_lane: Callable[[int, int], tuple[PostgresWriter, PostgresPruning]],
         readers: PostgresReaders[PostgresQueries],
         orders: PostgresOrders,
         beats: Beats,
@@ -50,13 +51,18 @@ class PostgresDatabase:
     ) -> None:
         self.opened = opened
         self.file = None
-        self.writers = writers
-        self.pruning = pruning
+        opened_lanes = {taken.lane: open_lane(taken.lane, taken.epoch) for taken in opened.lanes}
+        self.writers = {lane: writer for lane, (writer, _) in opened_lanes.items()}
+        self.pruning = {lane: pruning for lane, (_, pruning) in opened_lanes.items()}
+        self._open_lane = open_lane
         self.readers = readers
         self.orders = orders
         self.cleaning = PostgresCleaning()
         self._beats = beats
         self._release = release
+
+    def open_lane(self, taken: TakenLane) -> tuple[PostgresWriter, PostgresPruning]:
+        return self._open_lane(taken.lane, taken.epoch)
 
     def lost(self) -> str | None:
         return self._beats.replaced
@@ -90,6 +96,7 @@ def open_database(
     schema = read_schema_name(settings.schema)
     with refusals_of(address):
         facts = _facts(address, schema, settings)
+    check_listening(settings)
     is_prepared = not facts.is_pooled if settings.prepare is None else settings.prepare
     application = f"stepwire {broker_id}"
 
@@ -100,17 +107,19 @@ def open_database(
         create_tables(connection, schema, settings.lanes)
         check_tables(connection, schema, settings.lanes)
         dead = wait_until_dead(connection, schema)
+        if settings.lost_commits == "stop":
+            _refuse_doubt(connection, schema)
         epoch, lease_ms_before = _begin_epoch(connection, schema, broker_id, lease_ms, wall_ms, entropy)
-        ownership = Ownership(schema, broker_id, epoch)
+        ownership = Ownership(schema, broker_id, epoch, trusts_failover=settings.lost_commits == "stop_if_seen")
         with closing(pipeline("start")) as of_start:
             lanes = _take(ownership, of_start, settings.lanes, dead)
             ids = _reserve_ids(of_start, schema, lanes)
         opened = _read(connection, schema, epoch, lanes, ids, lease_ms_before)
-    writers = {
-        lane.lane: PostgresWriter(partial(pipeline, f"lane {lane.lane}"), schema, lane.lane, lane.epoch)
-        for lane in lanes
-    }
-    pruning = {lane: PostgresPruning(writer, schema, lane) for lane, writer in writers.items()}
+
+    def open_lane(lane: int, lane_epoch: int) -> tuple[PostgresWriter, PostgresPruning]:
+        writer = PostgresWriter(partial(pipeline, f"lane {lane}"), schema, lane, lane_epoch)
+        return writer, PostgresPruning(writer, schema, lane)
+
     readers = PostgresReaders(address, settings.pool_size, PostgresQueries, schema=schema, is_prepared=is_prepared)
     beats = Beats(partial(pipeline, "beat"), schema, broker_id, epoch)
     beats.start()
@@ -125,7 +134,14 @@ def open_database(
             pass
 
     orders = PostgresOrders(partial(pipeline, "orders"), schema)
-    return PostgresDatabase(opened, writers, pruning, readers, orders, beats, release)
+    return PostgresDatabase(opened, open_lane, readers, orders, beats, release)
+
+
+def check_server_of(settings: DatabaseSettings) -> ServerFacts:
+    """Check the server and the schema, and not the tables. Raises StoreRefused."""
+    address = read_address(settings.url)
+    with refusals_of(address):
+        return _facts(address, read_schema_name(settings.schema), settings)
 
 
 def check(settings: DatabaseSettings) -> str:
@@ -137,6 +153,7 @@ def check(settings: DatabaseSettings) -> str:
         with closing(connect_first(address, "stepwire: check")) as connection:
             if facts.schema_exists and has_tables(connection, schema):
                 check_tables(connection, schema, settings.lanes)
+    check_listening(settings)
     return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}"
 
 
@@ -144,6 +161,19 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
     user = address.parameters.get("user", "the user of database.url")
     with closing(Pipeline(connect_first(address, "stepwire: start"), is_prepared=False)) as pipeline:
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
+
+
+def _refuse_doubt(connection: PostgresConnection, schema: str) -> None:
+    """No owner of these lanes is alive, so no process knows how far they were written."""
+    lanes = lanes_in_doubt(connection, schema)
+    if lanes:
+        numbers = ", ".join(map(str, lanes))
+        raise StoreRefused(
+            f"the server has another timeline than the lanes {numbers} of the schema {schema}: it was promoted, "
+            "restored or copied since they were written, and may lack commits that were acknowledged. Run `stepwire db "
+            "accept-loss`; or, if no commit can be lost, because the standby was synchronous or no broker ran "
+            "meanwhile, `stepwire db accept-loss --nothing-lost`"
+        )
 
 
 def _begin_epoch(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from .pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
+from .timelines import TIMELINE
 
 
 class ObservedBroker(NamedTuple):
@@ -29,16 +30,19 @@ class TakenEnd(NamedTuple):
 class Ownership:
     """The lanes of one schema, as this broker may own them."""
 
-    def __init__(self, schema: str, broker: str, epoch: int) -> None:
+    def __init__(self, schema: str, broker: str, epoch: int, *, trusts_failover: bool = False) -> None:
         self._broker = broker
         self._epoch = epoch
-        self._take = Statement("take", _TAKE.format(schema=schema))
+        self._take = Statement(
+            "take", _TAKE.format(schema=schema, timeline=TIMELINE, trusts="true" if trusts_failover else "false")
+        )
         self._ends = Statement("ends", _ENDS.format(schema=schema))
         self._release = Statement("release", _RELEASE.format(schema=schema))
 
     def take(self, pipeline: Pipeline, most: int, dead: Sequence[ObservedBroker] = ()) -> list[TakenEnd]:
         """Take at most this number of lanes: free ones, own ones of a former run, and those of dead brokers. A lane
-        whose row is locked, because its owner has a group open, is passed over."""
+        whose row is locked, because its owner has a group open, is passed over. So is a lane that may lack
+        commits since a failover: see timelines.py."""
         observed = msgspec.json.encode([broker._asdict() for broker in dead])
         values = (observed, self._broker, self._epoch, most)
         _, taken, _ = pipeline.run([BEGIN, StatementCall(self._take, values), COMMIT])
@@ -60,10 +64,13 @@ _TAKE: Final = """\
 WITH dead AS (SELECT b.id, b.epoch FROM {schema}.brokers b
   JOIN json_to_recordset($1::json) AS d (id text, epoch bigint, beat bigint) USING (id, epoch, beat)
   FOR NO KEY UPDATE OF b),
- free AS (SELECT l.id FROM {schema}.lanes l WHERE l.owner IS NULL
-   OR (l.owner = $2::text AND l.owner_epoch <> $3::bigint) OR (l.owner, l.owner_epoch) IN (SELECT id, epoch FROM dead)
+ here AS MATERIALIZED ({timeline}),
+ free AS (SELECT l.id FROM {schema}.lanes l WHERE (l.owner IS NULL
+   OR (l.owner = $2::text AND l.owner_epoch <> $3::bigint) OR (l.owner, l.owner_epoch) IN (SELECT id, epoch FROM dead))
+   AND (l.timeline IS NULL OR {trusts} OR l.timeline = (SELECT * FROM here))
   ORDER BY l.id LIMIT $4::int FOR NO KEY UPDATE OF l SKIP LOCKED)
-UPDATE {schema}.lanes l SET owner = $2::text, owner_epoch = $3::bigint, epoch = l.epoch + 1 FROM free f
+UPDATE {schema}.lanes l SET owner = $2::text, owner_epoch = $3::bigint, epoch = l.epoch + 1,
+ timeline = (SELECT * FROM here) FROM free f
 WHERE l.id = f.id RETURNING l.id, l.epoch"""
 
 _ENDS: Final = """\

@@ -9,11 +9,13 @@ from .failures import ConnectionLost, StatementFailed
 
 
 class refusals_of:
-    """Turn errors of the server into sentences for the operator. `work`: what an error ended."""
+    """Turn errors of the server into sentences for the operator. `work`: what an error ended. `setting`: of the
+    address."""
 
-    def __init__(self, address: PostgresAddress, work: str = "the start") -> None:
+    def __init__(self, address: PostgresAddress, work: str = "the start", setting: str = "database.url") -> None:
         self._address = address
         self._work = work
+        self._setting = setting
 
     def __enter__(self) -> None:
         pass
@@ -21,11 +23,11 @@ class refusals_of:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and this user lacks a right: "
+                f"{self._setting} leads to {self._address.shown}, and this user lacks a right: "
                 f"{error.diag.message_primary}. Grant it, or let the owner of the tables run the broker"
             ) from error
         if isinstance(error, psycopg.Error | ConnectionLost | StatementFailed):
             text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
             raise StoreRefused(
-                f"database.url leads to {self._address.shown}, and {self._work} failed: {text or error}"
+                f"{self._setting} leads to {self._address.shown}, and {self._work} failed: {text or error}"
             ) from error

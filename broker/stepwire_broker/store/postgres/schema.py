@@ -2,17 +2,19 @@
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.ports import LANE
 
+from . import migrating
 from .connecting import PostgresConnection
 
 LANES: Final = 8
 LANES_MAX: Final = 64
-HEAD: Final = "0001"  # the version of the tables
-SCHEMA: Final = "schema"  # in `meta`: the version of the tables that exist
+ACCEPTED_LOSS: Final = "accepted_loss"  # in `meta`: the last `db accept-loss`, as JSON
 NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 TABLES: Final = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
@@ -47,7 +49,7 @@ def creation(schema: str, lanes: int = LANES, first: int = LANE, *, with_schema:
         f"SET LOCAL search_path TO {schema};",
         TABLES.rstrip(),
         f"INSERT INTO lanes (id) SELECT generate_series({first}, {first + lanes - 1});",
-        f"INSERT INTO meta (name, value) VALUES ('schema', '{HEAD}');",  # noqa: S608
+        migrating.statements_after(migrating.FIRST).rstrip(),
         _FIRST_COMMITS,
     ]
     return "\n".join(part for part in parts if part) + "\n"
@@ -79,18 +81,17 @@ def has_tables(connection: PostgresConnection, schema: str) -> bool:
     return row is not None and row[0] is not None
 
 
-def check_tables(connection: PostgresConnection, schema: str, lanes: int) -> None:
+def check_tables(connection: PostgresConnection, schema: str, lanes: int, *, may_be_interrupted: bool = False) -> None:
     """Refuse tables of another version of the program, and another number of lanes than the settings name."""
     with connection.transaction():
         connection.execute("SELECT set_config('search_path', %s, true)", (schema,))
-        row = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+        versions = migrating.stored(connection)
         count = connection.execute("SELECT count(*) FROM lanes").fetchone()
-    stored = "unknown" if row is None else str(row[0])
-    if stored != HEAD:
-        raise StoreRefused(
-            f"the tables in the schema {schema} have version {stored}, and this program works on {HEAD}: "
-            + ("run `stepwire db upgrade`" if stored < HEAD else "run a newer version of Stepwire")
-        )
+        loss = connection.execute("SELECT value FROM meta WHERE name = %s", (ACCEPTED_LOSS,)).fetchone()
+    migrating.refuse_version(schema, versions)
+    is_complete = loss is None or msgspec.json.decode(loss[0], type=dict[str, Any])["is_complete"]
+    if not is_complete and not may_be_interrupted:
+        raise StoreRefused(f"`stepwire db accept-loss` on the schema {schema} was interrupted: run it again")
     made = 0 if count is None else int(count[0])
     if made != lanes:
         remedy = f"set database.lanes: {made}" + ("" if made > lanes else f", or run `stepwire db lanes {lanes}`")

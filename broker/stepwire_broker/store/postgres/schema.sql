@@ -7,7 +7,9 @@ CREATE TABLE brokers (
   http text, version text, is_draining boolean NOT NULL DEFAULT false, config_digest text, open_steps text, workers int
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE SEQUENCE epochs;
-CREATE TABLE lanes (id int PRIMARY KEY, owner text COLLATE "C", owner_epoch bigint, epoch bigint NOT NULL DEFAULT 0);
+CREATE TABLE lanes (
+  id int PRIMARY KEY, owner text COLLATE "C", owner_epoch bigint, epoch bigint NOT NULL DEFAULT 0, timeline text
+);
 CREATE TABLE commits (lane int, seq bigint, epoch bigint NOT NULL, PRIMARY KEY (lane, seq))
   WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE TABLE blocks (

@@ -8,8 +8,8 @@ from stepwire_broker.core.definitions.settings import DatabaseSettings, Retentio
 from stepwire_broker.store.contents import Contents, contents, value
 from stepwire_broker.store.retention import kept_ms
 
+from . import migrating
 from .address import read_address
-from .schema import HEAD, SCHEMA
 from .stored_state import PostgresState, open_state
 
 
@@ -69,8 +69,8 @@ def status(settings: DatabaseSettings, kept: RetentionSettings, now_ms: int) -> 
             server=f"PostgreSQL {version}",
             address=read_address(settings.url).shown,
             schema_name=state.schema,
-            schema=value(state, SCHEMA) or "none",
-            schema_known=HEAD,
+            schema=value(state, migrating.SCHEMA) or "none",
+            schema_known=migrating.known().schema,
             bytes=sum(table.bytes for table in tables.values()),
             dead_rows=sum(table.dead_rows for table in tables.values()),
             tables=tables,

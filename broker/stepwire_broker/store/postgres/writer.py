@@ -23,7 +23,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.store.audit_chain import START, AuditHead, linked, storable
 from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
-from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
+from stepwire_broker.store.lane import CommitsLost, NotAdvanced, Rows, StoredDigest, Trouble
 
 from .failures import CommitUnconfirmed, NotYet, StatementFailed
 from .fence import Fence, Position, raised
@@ -31,6 +31,7 @@ from .group_rows import GroupRows
 from .pipeline import BEGIN, COMMIT, Pipeline, Row, Statement, StatementCall, StatementReply, Value
 from .row_lists import rows_of
 from .statements import AUDIT, ORDERS, PARKED, ColdStatements, reserved_ids
+from .timelines import LaneTimeline
 from .trips import Trips
 from .troubles import trouble_of
 
@@ -49,7 +50,8 @@ class PostgresWriter:
         self._epoch = epoch
         self._fence = Fence(schema)
         self._cold = ColdStatements(schema)
-        self.trips = Trips(connect)
+        self._timeline = LaneTimeline(connect, schema, lane, epoch)
+        self.trips = Trips(self._timeline.connect)
         self.rows = GroupRows(self.trips, schema, lane)
         self._place = Position(lane, epoch, 0)
         self._is_unconfirmed = False  # the last COMMIT was not confirmed by the synchronous standby
@@ -69,6 +71,7 @@ class PostgresWriter:
             self._is_unconfirmed = True
             raise
         self.rows.committed()
+        self._timeline.committed()
 
     def abandon(self) -> None:
         self.trips.roll_back()
@@ -76,7 +79,9 @@ class PostgresWriter:
     def advance(self, seq: int) -> None:
         self._place = Position(self._lane, self._epoch, seq)
         self.rows.begin(seq)
+        self.trips.connected()  # a new connection may be one to another server
         self.trips.calls.append(self._fence.call(self._place))
+        self.trips.calls += self._timeline.notes()
 
     def position(self) -> int | None:
         self.abandon()
@@ -85,7 +90,7 @@ class PostgresWriter:
             return None
         error = raised(self._place, verdict)
         if error is not None:
-            raise error
+            raise CommitsLost(str(error)) if verdict == "commits_lost" else error
         if verdict == "repeat":
             raise NotYet("the group before this one was committed a moment ago")
         return self._place.seq

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import NoReturn
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
@@ -33,6 +34,9 @@ class SqliteDatabase:
         self.cleaning = SqliteCleaning(writer)
         self._lock = lock
         self._writer = writer
+
+    def open_lane(self, taken: TakenLane) -> NoReturn:
+        raise AssertionError("SQLite has one lane, which every start takes")
 
     def lost(self) -> str | None:
         return self._writer.lost()

@@ -18,24 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from stepwire_broker.core.answers import erasing
-from stepwire_broker.core.definitions.settings import Settings
-from stepwire_broker.core.definitions.stored_rows import Opened
-from stepwire_broker.core.definitions.workflow import stored_workflow
 from stepwire_broker.core.intake.erasure import erase_restored
-from stepwire_broker.core.loading import residency
-from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.commit_group import Committed
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.live import Task
-from stepwire_broker.core.model.states import TaskState
-from stepwire_broker.core.progress.step_outcomes import hold_restored
-from stepwire_broker.core.reading.document_problems import InvalidWorkflow
-from stepwire_broker.core.state import BrokerState, Identity
 from stepwire_broker.store import stored_audit
 from stepwire_broker.store.audit_chain import command_row
 from stepwire_broker.store.contents import COPIED, MADE, RESTORED
 from stepwire_broker.store.errors import StoreRefused, WouldReplace
-from stepwire_broker.store.lane import Writing
+from stepwire_broker.store.holding import BLOCKS_UNKNOWN, PAGE_TASKS, StoredTasks
 
 from . import opening
 from .backup import Progress, connect, copy_pages, note, open_stored, sync, verify
@@ -45,9 +34,7 @@ from .queries import SqliteQueries
 from .stored_state import SqliteState
 from .writer import SqliteWriter
 
-PAGE_TASKS: Final = 500
 LEASE_MS_DEFAULT: Final = 10_000
-BLOCKS_UNKNOWN: Final = 1_000  # of ids, that may have been used since the backup, when their number is unknown
 
 ERASED_AGAIN: Final = "erased again by the restore of a backup"
 
@@ -138,24 +125,24 @@ def _renewed(
         replaced_heads = _heads_of(path)
         lease_ms = _continue_numbers(connection, path, broker_id, wall_ms)
         lane, opened = begin_epoch(connection, broker_id, lease_ms, wall_ms, entropy)
-        writer = SqliteWriter(connection, built, lane)
-        now = Now(0, wall_ms)
-        state = _core(broker_id, opened, now)
-        erased_tasks = 0 if erased_ms is None else _erase_again(state, writer, erased_ms, now)
+        writers = {lane.id: SqliteWriter(connection, built, lane)}
+        tasks = StoredTasks(broker_id, opened, writers, SqliteState(connection), Now(0, wall_ms))
+        erased_tasks = 0 if erased_ms is None else _erase_again(tasks, connection, erased_ms)
         if erased_tasks:
             connection.execute("VACUUM")  # the unused parts of the file may hold erased payloads too
         detail = {"deployment_before": before, "made_ms": None if made is None else made[0], "replaced": replaced_heads}
         detail["erased_tasks"] = erased_tasks
-        state.write_audit(command_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
-        held_tasks, held_steps = _hold(state, writer, opened.open_tasks, now, progress)
+        tasks.state.write_audit(command_row("restore_database", f"deployment {opened.deployment}", detail, wall_ms))
+        tasks.write()
+        held = tasks.hold(opened.open_tasks, progress)
         restored = RestoredBackup(
             made_ms=None if made is None else made[0],
             deployment_before=before,
             deployment=opened.deployment,
             epoch=opened.epoch,
             open_tasks=sum(counts.tasks for counts in SqliteQueries(connection).open_counts().values()),
-            held_tasks=held_tasks,
-            held_steps=held_steps,
+            held_tasks=held.tasks,
+            held_steps=held.steps,
             replaced=[],
             erased_tasks=erased_tasks,
         )
@@ -222,24 +209,11 @@ def _used_numbers(connection: sqlite3.Connection) -> UsedNumbers:
     )
 
 
-def _core(broker_id: str, opened: Opened, now: Now) -> BrokerState:
-    """Return a core that changes stored tasks, so that the history has every change."""
-    identity = Identity(broker_id, opened.epoch, opened.deployment, batch_key=b"")
-    state = BrokerState.begin(Settings(), identity, opened, now)
-    for row in opened.workflows:
-        try:
-            state.workflows[row.id] = stored_workflow(row)
-        except InvalidWorkflow as error:
-            raise StoreRefused(f"workflow {row.namespace}::{row.name} {row.version} cannot be read: {error}") from error
-    return state
-
-
-def _erase_again(state: BrokerState, writer: SqliteWriter, erased_ms: ErasedMs, now: Now) -> int:
+def _erase_again(tasks: StoredTasks, connection: sqlite3.Connection, erased_ms: ErasedMs) -> int:
     """Erase the tasks that were erased after the backup. A task that is open in the backup is cancelled first. Returns
     the number of tasks."""
     count = after = 0
-    queries = SqliteQueries(writer.connection)
-    while page := writer.execute(
+    while page := connection.execute(
         "SELECT id, uid, labels FROM tasks WHERE id > ? ORDER BY id LIMIT ?", (after, PAGE_TASKS)
     ).fetchall():
         after = page[-1][0]
@@ -248,57 +222,13 @@ def _erase_again(state: BrokerState, writer: SqliteWriter, erased_ms: ErasedMs, 
         ]
         if not chosen:
             continue
-        tasks = _restored(state, queries, chosen)
-        for task in tasks:
-            erase_restored(state, task, ERASED_AGAIN, now)
-        _write(state, writer, now)
-        for task in tasks:
-            unlink(task)
+        loaded = tasks.load(chosen)
+        for task in loaded:
+            erase_restored(tasks.state, task, ERASED_AGAIN, tasks.now)
+        tasks.write()
+        tasks.forget(loaded)
         count += len(chosen)
     return count
-
-
-def _hold(state: BrokerState, writer: SqliteWriter, open_tasks: int, now: Now, progress: Progress) -> tuple[int, int]:
-    """Hold every step that must not start twice, through the core and the lane. Returns the numbers of tasks and
-    steps."""
-    _write(state, writer, now)  # the row of the audit
-    held_tasks = held_steps = checked = after = 0
-    queries = SqliteQueries(writer.connection)
-    while task_ids := queries.open_task_ids(after, PAGE_TASKS):
-        after = task_ids[-1]
-        tasks = _restored(state, queries, task_ids)
-        for task in tasks:
-            held = hold_restored(state, task, now)
-            held_steps += held
-            held_tasks += held > 0
-            # A task that was never loaded stays unloaded. Every other task is stored as if its broker had died.
-            task.evicting = task.state is TaskState.PENDING
-        _write(state, writer, now)
-        for task in tasks:
-            unlink(task)
-        checked += len(task_ids)
-        progress("tasks checked", checked, open_tasks)
-    return held_tasks, held_steps
-
-
-def _restored(state: BrokerState, queries: SqliteQueries, task_ids: list[int]) -> list[Task]:
-    loaded = queries.load_tasks(task_ids, 0)
-    rows = iter(loaded.steps)
-    return [
-        residency.restored(state, row, [next(rows) for _ in state.workflows[row.workflow_id].steps])
-        for row in loaded.tasks
-    ]
-
-
-def _write(state: BrokerState, writer: SqliteWriter, now: Now) -> None:
-    (lane,) = state.outbox.lanes
-    group = state.outbox.close(lane, now)
-    if group is None:
-        return
-    outcome = Writing(lane, writer, group).attempt()
-    if not isinstance(outcome, Committed) or outcome.rejected:
-        raise StoreRefused(f"a step could not be held: {outcome}")
-    state.outbox.committed(lane, group.seq)
 
 
 def _swap(built: Path, path: Path, wall_ms: int) -> list[Path]:

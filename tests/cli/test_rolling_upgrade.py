@@ -1,0 +1,81 @@
+"""The program of the version before runs next to the next one, on tables that the next one has upgraded."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stepwire_broker.store.postgres import migrating
+
+from tests.postgres.server import PostgresServer
+
+from .a_place import Ended, Place
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as running:
+        yield running
+
+
+def at(place: Place, server: PostgresServer, schema: str) -> Place:
+    own = {"DATABASE_URL": server.url(), "STEPWIRE_DATABASE__SCHEMA": schema, "STEPWIRE_DATABASE__LANES": "2"}
+    return Place(place.directory, place.environ | own)
+
+
+def next_program(place: Place, *words: str, **environ: str) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.postgres.next_program", *words],
+        cwd=place.directory,
+        env=place.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_broker_of_the_version_before_goes_on_and_starts_on_upgraded_tables(
+    empty: Place, server: PostgresServer
+) -> None:
+    place, own = at(empty, server, "s"), migrating.known().schema
+    broker = place.serve()
+    ended = next_program(place, "serve")
+    assert f"have version {own}, and this program works on 0099: run `stepwire db upgrade`" in ended.err
+    assert f"has version {own}: `stepwire db upgrade` makes" in next_program(place, "db", "upgrade", "--dry-run").out
+    ended = next_program(place, "db", "upgrade")
+    assert f"was upgraded from version {own} to 0099" in ended.out, ended
+    url = broker.ready.partition("http://")[2].split()[0].rstrip(".,;")
+    (place.directory / "w.yaml").write_text("name: w\nsteps: [{name: a, handler_class: x.a}]\n")
+    for words in (("workflow", "apply", "w.yaml"), ("task", "submit", "w")):
+        ended = place.stepwire(*words, STEPWIRE_URL=f"http://{url}")
+        assert ended.code == 0, ended
+    assert broker.end(signal.SIGTERM).code == 0
+    again = place.serve()
+    assert again.end(signal.SIGTERM).code == 0
+    assert f"has version 0099, and this program, {own}, runs on it" in place.stepwire("db", "upgrade").out
+    assert server.sql("SELECT count(*) FROM s.tasks") == [(1,)]
+    assert server.sql("SELECT count(*) FROM s.zones") == [(0,)]
+
+
+def test_a_program_that_the_upgraded_tables_do_not_serve_is_refused(empty: Place, server: PostgresServer) -> None:
+    place = at(empty, server, "t")
+    assert place.stepwire("db", "upgrade").code == 0
+    assert next_program(place, "db", "upgrade", TEST_SERVES_FROM="0099").code == 0
+    ended = place.stepwire("config", "validate")
+    assert "have version 0099, and this program works on" in ended.err
+    assert "run a newer version of Stepwire" in ended.err
+
+
+def test_an_administrator_gets_the_statements_of_the_upgrade(empty: Place, server: PostgresServer) -> None:
+    place = at(empty, server, "u")
+    assert place.stepwire("db", "upgrade").code == 0
+    script = next_program(place, "db", "upgrade", "--sql", "--from", migrating.known().schema).out
+    with server.connect() as connection:
+        connection.execute(script.encode())
+    assert server.sql("SELECT value FROM u.meta WHERE name = 'schema'") == [("0099",)]
+    assert place.stepwire("config", "validate").code == 0
