@@ -30,8 +30,12 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
+
+
+def _leave_to_their_worker(results: ResultsElsewhere) -> None:
+    """Do nothing: the worker resends what is not acknowledged."""
 
 
 class Around(NamedTuple):
@@ -51,7 +55,7 @@ class Around(NamedTuple):
     lane_gone: Callable[[LaneGone], None]
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
-    pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
+    pass_on: Callable[[ResultsElsewhere], None] = _leave_to_their_worker
 
 
 class Turn:
