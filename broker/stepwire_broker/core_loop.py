@@ -8,6 +8,7 @@ messages of the last commit sent.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -17,7 +18,8 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
-from .core.answers.answers import Answer, CommandRefused
+from .cluster_link import ClusterActions, ClusterLink
+from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
@@ -34,9 +36,7 @@ from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
-    Command,
     Event,
-    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -50,7 +50,7 @@ from .core.workers import authority
 from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
-from .pulse import Pulse, PulseActions, read_clocks
+from .pulse import Pulse, PulseActions
 from .results_elsewhere import PassedOn
 from .stages import claims, results
 from .stages.finish import PendingAnswers
@@ -91,9 +91,10 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
         self.answers = PendingAnswers()
         self._elsewhere = Elsewhere(store, self.answers)
+        self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
@@ -121,12 +122,13 @@ class CoreLoop:
             store.lost,
             self.on_outcome,
             self.measures.loop_lag_s,
+            self.cluster.turned,
         )
         self.pulse = Pulse(machine, actions)
 
     def _around(self) -> Around:
         return Around(
-            read_clocks,
+            self.cluster.clock,
             self.wire,
             self._put,
             self.answers.answer,
@@ -138,9 +140,11 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
+            self.cluster.release,
             self._elsewhere.order,
             self._elsewhere.wait,
             self._passed_on.pass_on,
+            self.cluster.conclude,
         )
 
     # -- events in ----------------------------------------------------------------------------------------------------
@@ -148,18 +152,6 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
-
-    async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
-        request, future = self.answers.open()
-        try:
-            self.handle(make(request))
-            self.flush_soon()
-            return await future
-        except asyncio.CancelledError:
-            self.answers.close(request)
-            self.handle(Forget(request))
-            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""
@@ -242,7 +234,7 @@ class CoreLoop:
 
     def _was_the_last(self, lane: int) -> bool:
         """True if the broker cannot go on without this lane: it has no other, and takes none."""
-        return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+        return not self.cluster.is_shared and self._state.lanes.keys() <= {lane}
 
     def _close_lane(self, gone: LaneGone) -> None:
         self._store.close_lane(gone.lane)
@@ -266,8 +258,6 @@ class CoreLoop:
 
     def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
-        self.is_open = False
-        self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
@@ -275,6 +265,11 @@ class CoreLoop:
             if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
+        self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        self.is_open = False
+        self.pulse.stop()
         log.error("broker_failed", reason=reason)
         self._elsewhere.close()
         self._passed_on.close()
@@ -323,7 +318,7 @@ class CoreLoop:
 
     def _read(self, read: Read) -> None:
         future = self._store.read(
-            claims.perform, self._settings.limits.resident_payload_bytes, read, read_clocks().wall
+            claims.perform, self._settings.limits.resident_payload_bytes, read, self.cluster.clock().wall
         )
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
 

@@ -315,6 +315,13 @@ def test_why_reports_a_stalled_database() -> None:
     assert "(disk_full)" in found.message
 
 
+def test_why_reports_a_lane_that_moves_to_another_broker() -> None:
+    world = World(lanes=2)
+    task_id = world.task(ONE)
+    world.handle(events.ReleaseLane(world.state.tasks[task_id].lane))
+    assert why(world, task_id).code == "lane_moving"
+
+
 def test_why_reports_a_draining_broker() -> None:
     world = World()
     task_id = world.task(ONE)

@@ -20,12 +20,13 @@ from stepwire_broker.core.model.targets import Route
 from stepwire_broker.core.model.worker_session import is_inner_name
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.shadows.shadow import Tally
-from stepwire_broker.core.state import CoreCounters
+from stepwire_broker.core.state import BrokerState, CoreCounters
 from stepwire_broker.core.why import Why, WhyTask
 from stepwire_broker.core.workers import authority
 from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading
+from .cluster_metrics import ClusterFigures
 from .engine_port import EnginePort
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -200,6 +201,7 @@ class CoreFigures(NamedTuple):
     uncommitted_bytes: int
     is_stalled: bool
     is_draining: bool
+    cluster: ClusterFigures
 
 
 def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreFigures:
@@ -227,7 +229,15 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         uncommitted_bytes=state.outbox.bytes_waiting,
         is_stalled=state.outbox.stalled is not None,
         is_draining=state.draining,
+        cluster=_cluster(state, broker.now().mono),
     )
+
+
+def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
+    lanes, members = len(state.lanes), state.members
+    if members is None:
+        return ClusterFigures(lanes, 1, False, None)
+    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono))
 
 
 def ready_figures(
