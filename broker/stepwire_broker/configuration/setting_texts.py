@@ -124,8 +124,8 @@ ABOUT: Final[dict[str, str]] = {
     "limits.tasks_per_batch": "Maximum number of tasks in one submission.",
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "limits.namespaces": "Quotas, by namespace: a map of max_open_steps, steps_per_s and priority_max. Submissions "
-    "beyond a quota are refused. HUP reloads them. max_open_steps counts the steps at all brokers, and steps_per_s those "
-    "that one broker accepts.",
+    "beyond a quota are refused. HUP reloads them. max_open_steps counts the steps at all brokers, "
+    "and steps_per_s those that one broker accepts.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
     "retention.audit_ms": "Time that rows of the audit are kept.",

@@ -438,12 +438,21 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         lane = self.lane_of(number)
         return lane is not None and lane not in self.lanes
 
-    def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
-        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
+    def answer(
+        self,
+        request: int,
+        answer: Answer,
+        about: Task | None = None,
+        *,
+        awaits: bool = False,
+        lane: int | None = None,
+    ) -> None:
+        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused.
+        `lane`: without a task, the only lane whose rows the answer depends on."""
         if request < 0:
             self.orders.answer(self.outbox, request, answer, about)
             return
-        self.outbox.send(SendAnswer(request, answer, about, awaits))
+        self.outbox.send(SendAnswer(request, answer, about, awaits, lane))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""

@@ -49,7 +49,7 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             Hint(HintCode.WAIT_FOR_BROKER),
             RETRY_LATER_MS,
         )
-    if not state.lanes:
+    if all(lane.release is not None for lane in state.lanes.values()):
         return no_lane()
     code = state.outbox.stalled
     if code is not None:
@@ -64,7 +64,7 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
 
 
 def no_lane() -> CommandRefused:
-    text = "the broker owns no lane of the database now"
+    text = "the broker owns no lane of the database that takes new tasks"
     return CommandRefused("starting", text, Hint(HintCode.SEND_AGAIN), RETRY_LATER_MS)
 
 
@@ -233,6 +233,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [existing.get(task_id, task_id) for task_id in undecided.ids],
             [task_id not in existing for task_id in undecided.ids],
         ),
+        lane=undecided.lane,
     )
 
 
