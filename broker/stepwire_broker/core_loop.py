@@ -94,7 +94,7 @@ class CoreLoop:
         self.is_open = False
         self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
-        self._elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
@@ -141,8 +141,8 @@ class CoreLoop:
             _log_worker_news,
             self._close_lane,
             self.cluster.release,
-            self._elsewhere.order,
-            self._elsewhere.wait,
+            self.elsewhere.order,
+            self.elsewhere.wait,
             self._passed_on.pass_on,
             self.cluster.conclude,
         )
@@ -273,7 +273,7 @@ class CoreLoop:
         self.is_open = False
         self.pulse.stop()
         log.error("broker_failed", reason=reason)
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
@@ -283,7 +283,7 @@ class CoreLoop:
         """Answer the requests that wait. Their outcomes are unknown."""
         self.is_open = False
         self.pulse.stop()
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))

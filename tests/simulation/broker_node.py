@@ -49,6 +49,7 @@ from tests.memory_store import cluster
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
 
 from .clock import Clock
+from .elsewhere import Elsewhere
 from .hostile import THIEF
 from .server import Transaction
 from .stores import Observed
@@ -174,6 +175,7 @@ class BrokerNode:
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
                 self._lane_gone,
+                **self._through_others(),
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -190,6 +192,13 @@ class BrokerNode:
         world.quotas.broker_started()
         self.turn.handle(world.server_keys.broker_started(self))
         self.post("tick")
+
+    def _through_others(self) -> dict[str, Callable[[Any], None]]:
+        """What the turn has other brokers do."""
+        if self.world.server is None:
+            return {}
+        self.elsewhere = elsewhere = Elsewhere(self)
+        return {"order": elsewhere.order, "wait_elsewhere": elsewhere.wait, "pass_on": elsewhere.pass_on}
 
     def _lanes_at_start(self) -> list[int] | None:
         """At the first start the lanes that it was given; later those of its former run that no transaction locks."""
@@ -384,6 +393,10 @@ class BrokerNode:
     def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
         self.world.schedule.after(delay_ms, self.come, self.life, kind, args)
 
+    def later(self, delay_ms: float, then: Callable[..., None], *args: Any) -> None:
+        """Call this later in this life of the process, as soon as the process runs."""
+        self._later(delay_ms, "called", then, args)
+
     def on_keys_later(self, delay_ms: float, go_on: Callable[[], None]) -> None:
         self._later(delay_ms, "keys", go_on)
 
@@ -416,6 +429,16 @@ class BrokerNode:
         self.post("asked", self._request, make)
         return self._request
 
+    def is_asked(self, request: int) -> bool:
+        """Whether the client of this request still waits."""
+        return request in self._requests
+
+    def give_answer(self, request: int, answer: Answer) -> None:
+        callback = self._requests.pop(request, None)
+        if callback is not None:
+            self.world.checks.answered(self, self._commands.pop(request), answer)
+            self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, answer)
+
     def forget(self, request: int) -> None:
         if self._requests.pop(request, None) is not None:
             self.post("event", Forget(request))
@@ -438,10 +461,7 @@ class BrokerNode:
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:
             self._crash_between_sends()
-            callback = self._requests.pop(given.request, None)
-            if callback is not None:
-                self.world.checks.answered(self, self._commands.pop(given.request), given.answer)
-                self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, given.answer)
+            self.give_answer(given.request, given.answer)
 
     # -- the database -------------------------------------------------------------------------------------------------
 

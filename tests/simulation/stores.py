@@ -42,7 +42,8 @@ class MemoryStore:
         self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
     ) -> tuple[Opened, dict[int, "Observed"]]:
         """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
-        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
+        is_shared = lanes is not None
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes, is_shared=is_shared)
         return opened, {taken.lane: self.writer(taken.lane) for taken in opened.lanes}
 
     def writer(self, lane: int) -> "Observed":

@@ -143,6 +143,7 @@ class World:
         self.brokers = [BrokerNode(self, i, self._lanes_of(i, brokers)) for i in range(brokers)]
         self.broker = self.brokers[0]
         self.server = None if is_alone else Server(self)
+        self.tables.now_ms = lambda: int(self.now)
         self._askers = Random(f"{seed}/askers")
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:

@@ -84,6 +84,8 @@ class CoreCounters(Struct):
     ignored: int = 0
     erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
+    orders_sent: int = 0
+    orders_answered: int = 0
     refused: dict[str, int] = {}  # by code
     over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
 

@@ -99,11 +99,10 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             f"{state.settings.limits.steps_per_batch}",
             Hint(HintCode.SPLIT_SUBMISSION),
         )
-    open_steps = state.open_steps + sum(state.others_open.values())
-    if refused is None and open_steps + steps > state.settings.limits.max_open_steps:
+    if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
-            f"{open_steps} steps are open and this submission adds {steps}; the limit is "
+            f"{state.open_steps} steps are open and this submission adds {steps}; the limit is "
             f"{state.settings.limits.max_open_steps}",
             Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,

@@ -6,6 +6,7 @@ from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
+from stepwire_broker.core.sharing import orders
 from stepwire_broker.core.state import BrokerState
 
 from . import losing, opening, releasing
@@ -33,6 +34,8 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
     for row in members.live:
         for namespace, steps in row.open_steps.items():
             count(state.others_open, namespace, steps)
+    if event.orders or event.controls_revision > state.catalogue.revision:
+        orders.look_now(state)
     for lane in conclusion.releases:
         releasing.on_release(state, ReleaseLane(lane), now)
 

@@ -102,6 +102,10 @@ class ReportResult(Command, frozen=True):
     result: Result
 
 
+class LearnCatalogue(Command, frozen=True):
+    """Answer after workflows and controls of other brokers were read."""
+
+
 class Forget(Command, frozen=True):
     """The client of `request` has disconnected."""
 

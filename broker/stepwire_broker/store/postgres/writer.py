@@ -65,11 +65,7 @@ class PostgresWriter:
         self.trips.calls.append(BEGIN)
 
     def commit(self) -> None:
-        try:
-            self._send(COMMIT)
-        except CommitUnconfirmed:
-            self._is_unconfirmed = True
-            raise
+        self._send_whole()
         self.rows.committed()
         self._timeline.committed()
 
@@ -94,6 +90,30 @@ class PostgresWriter:
         if verdict == "repeat":
             raise NotYet("the group before this one was committed a moment ago")
         return self._place.seq
+
+    def run_in_lane(self, calls: Sequence[StatementCall]) -> list[StatementReply]:
+        """Run statements in a transaction without a sequence, in one trip. Raises NotYet, and commits nothing, if the
+        lane belongs to another epoch."""
+        hold = self._fence.hold(self._lane, self._epoch)
+        try:
+            self.begin()
+            self.trips.calls += [hold, *calls]
+            return self._send_whole()[-1 - len(calls) : -1]
+        except StatementFailed as error:
+            self.abandon()
+            if error.name == hold.statement.name:
+                raise NotYet("the lane belongs to another broker") from error
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _send_whole(self) -> list[StatementReply]:
+        try:
+            return self._send(COMMIT)
+        except CommitUnconfirmed:
+            self._is_unconfirmed = True
+            raise
 
     def lock(self) -> None:
         """Lock the lane for a transaction without a sequence. Raises NotYet if the lane belongs to another epoch: the
