@@ -8,6 +8,7 @@ messages of the last commit sent.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, assert_never
 
 import structlog
@@ -18,7 +19,7 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .cluster_link import ClusterActions, ClusterLink
-from .core.answers.answers import Answer, CommandRefused
+from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
@@ -35,9 +36,7 @@ from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
-    Command,
     Event,
-    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -95,6 +94,7 @@ class CoreLoop:
         self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
         self.elsewhere = Elsewhere(store, self.answers)
+        self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
@@ -152,18 +152,6 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
-
-    async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
-        request, future = self.answers.open()
-        try:
-            self.handle(make(request))
-            self.flush_soon()
-            return await future
-        except asyncio.CancelledError:
-            self.answers.close(request)
-            self.handle(Forget(request))
-            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""

@@ -1,9 +1,8 @@
 """The effects of a beat on the core of a broker: lanes lost, taken and released, and the limits of the deployment."""
 
-from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
-from stepwire_broker.core.definitions.settings import LimitSettings, QuotaSettings, Settings
+from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.lanes import beats
-from stepwire_broker.core.membership.cluster_rows import Beaten, BrokerRow, LaneOwner
+from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow, LaneOwner
 from stepwire_broker.core.membership.members import Members
 from stepwire_broker.core.model import events
 
@@ -86,28 +85,11 @@ def test_a_draining_broker_releases_all_its_lanes_to_others_and_none_without_ano
     assert sorted(world.released) == [1, 2]
 
 
-def test_open_steps_of_other_brokers_count_for_the_limits_of_the_deployment() -> None:
-    quotas = {"shop": QuotaSettings(max_open_steps=5)}
-    world = Shared(Settings(limits=LimitSettings(max_open_steps=10, namespaces=quotas)))
-    world.apply(ONE)
-    world.apply(ONE | {"namespace": "shop"})
-    world.beaten(other(open_steps={"default": 4, "shop": 5}))
-    refused = world.submit(namespace="shop")
-    assert isinstance(refused, CommandRefused)
-    assert refused.code == "quota"
-    assert isinstance(world.submit(), TasksSubmitted)
-    refused = world.submit()
-    assert isinstance(refused, CommandRefused)
-    assert refused.code == "too_many_open_steps"
-    world.beaten(other())
-    assert isinstance(world.submit(), TasksSubmitted)
-
-
 def test_a_broker_describes_itself_by_its_own_lanes_and_workers() -> None:
     world = Shared()
     world.hello(W)
     world.task(ONE)
     told = beats.presence(world.state, "127.0.0.1:1", "digest")
-    assert (told.workers, told.open_steps, told.is_draining) == (1, {"default": 1}, False)
+    assert (told.workers, told.open_steps, told.is_draining) == (1, {ALL: 1}, False)
     world.handle(events.Drain())
     assert beats.presence(world.state, None, "digest").is_draining

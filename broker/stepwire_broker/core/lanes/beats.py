@@ -1,8 +1,10 @@
 """The effects of a beat on the core: lanes that were lost, lanes to take or to release, and the other brokers."""
 
+from collections.abc import Iterable
+
 from stepwire_broker.core.brokers import addresses, listeners
 from stepwire_broker.core.commit.own_lane import OwnLane, count
-from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
+from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
@@ -30,10 +32,7 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
         losing.on_lost(state, LaneLost(lane), now)
     others = [listeners.of_row(row.id, row.listeners) for row in members.live]
     addresses.on_others(state, others, now)
-    state.others_open = {}
-    for row in members.live:
-        for namespace, steps in row.open_steps.items():
-            count(state.others_open, namespace, steps)
+    state.open_elsewhere = _described(members.live)
     if event.orders or event.controls_revision > state.catalogue.revision:
         orders.look_now(state)
     for lane in conclusion.releases:
@@ -58,6 +57,15 @@ def on_released(state: BrokerState, event: LaneReleased, now: Now) -> None:
     releasing.on_released(state, event, now)
 
 
+def _described(brokers: Iterable[BrokerRow]) -> dict[str, int]:
+    """Add up the open steps that the brokers described at their last beats."""
+    counts: dict[str, int] = {}
+    for broker in brokers:
+        for namespace, steps in broker.open_steps.items():
+            count(counts, namespace, steps)
+    return counts
+
+
 def workers(state: BrokerState) -> int:
     """Return the number of workers that are connected to this broker, level-0 handlers included."""
     return sum(not session.dead for session in state.sessions.values()) + len(state.level0.peers)
@@ -70,7 +78,10 @@ def presence(state: BrokerState, http: str | None, config_digest: str) -> Presen
         http=http,
         is_draining=state.draining,
         config_digest=config_digest,
-        open_steps=dict(state.open_by_namespace),
+        open_steps={
+            ALL: state.open_steps,
+            **{name: steps for name in state.quotas if (steps := state.open_by_namespace.get(name))},
+        },
         workers=workers(state),
         controls_revision=state.catalogue.revision,
     )
