@@ -77,6 +77,13 @@ def test_no_broker_starts_on_another_timeline_until_the_operator_accepts_it(plac
     start_and_stop(place.settings())
 
 
+def test_a_broker_starts_while_a_living_owner_has_written_nothing_since_a_failover(place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        place.server.begin_timeline()
+        start_and_stop(place.settings())
+
+
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_living_owner_sees_that_its_commits_are_lost(place: PostgresPlace, is_promoted: bool) -> None:
     with Running(place) as run:

@@ -21,7 +21,7 @@ from .cluster import FormerRun, PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
 from .listening import check_listening
-from .namesake import wait_until_silent
+from .namesake import lanes_of_others, wait_until_silent
 from .orders import PostgresOrders
 from .pipeline import ANSWER_S, Pipeline
 from .pruning import PostgresPruning
@@ -112,7 +112,7 @@ def open_database(
         check_tables(connection, schema, settings.lanes)
         unproven_ms = wait_until_silent(connection, schema, broker_id)
         if settings.lost_commits == "stop":
-            _refuse_doubt(connection, schema)
+            _refuse_doubt(connection, schema, broker_id)
         begun_mono = read_clocks().mono
         epoch, lease_ms_before = _begin_epoch(
             connection, schema, broker_id, lease_ms, broker_lease_ms, wall_ms, entropy
@@ -165,9 +165,10 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
 
 
-def _refuse_doubt(connection: PostgresConnection, schema: str) -> None:
-    """No owner of these lanes is alive, so no process knows how far they were written."""
-    lanes = lanes_in_doubt(connection, schema)
+def _refuse_doubt(connection: PostgresConnection, schema: str, broker_id: str) -> None:
+    """Refuse lanes whose owner has ended, because no process knows how far they were written. A living owner knows."""
+    others = lanes_of_others(connection, schema, broker_id)
+    lanes = [lane for lane in lanes_in_doubt(connection, schema) if lane not in others]
     if lanes:
         numbers = ", ".join(map(str, lanes))
         raise StoreRefused(
