@@ -82,6 +82,8 @@ class Members:
         self._workers = Workers(begun_mono)
         self._offsets: deque[int] = deque(maxlen=OFFSETS)
         self.dark_mono = begun_mono + self._silence_ms
+        self.rows: tuple[BrokerRow, ...] = ()  # of all brokers, as of the last beat
+        self.lanes: tuple[LaneOwner, ...] = ()
         self.live: list[BrokerRow] = []  # the other brokers that are not known to be dead
         self._alive: set[str] = set()
         self._dead: set[str] = set()
@@ -103,6 +105,11 @@ class Members:
         """Return the time since the last successful beat was sent."""
         return mono - self.dark_mono + self._silence_ms
 
+    def silent_ms(self, broker: str, mono: int) -> int | None:
+        """Return the time for which the row of another broker has not changed, as seen here. None: no such broker."""
+        row = next((row for row in self.rows if row.id == broker and row.id != self._broker), None)
+        return None if row is None else mono - self._watch.of(row).since_mono
+
     def taken(self) -> None:
         """The outcome of the last take is known."""
         self._is_taking = False
@@ -123,6 +130,7 @@ class Members:
         if self.is_dark(beaten.received_mono):
             conclusion.dark_ms = beaten.received_mono - self.dark_mono
         self.dark_mono = max(self.dark_mono, beaten.sent_mono + self._silence_ms)
+        self.rows, self.lanes = beaten.brokers, beaten.lanes
         self._offsets.append(beaten.offset_ms)
         self._watch.look(beaten)
         self._note_living(beaten, conclusion)
