@@ -249,6 +249,9 @@ def test_a_small_task_read_on_the_loop_is_the_same_document(served: Api) -> None
     task_id = submit(served)
     told = served.call("GET", f"/v1/tasks/{task_id}?wait_ms=20000").body
     read = served.on_loop(lambda: explaining.small_task(served.broker, task_id, True))
+    if served.broker.settings.database.url.startswith("postgresql"):
+        assert read is None  # the answer of a server always takes a wait
+        return
     assert read.document == told == served.call("GET", f"/v1/tasks/{task_id}").body
 
 
