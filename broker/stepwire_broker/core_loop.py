@@ -17,6 +17,7 @@ from stepwire_protocol.messages import ResultsLevel0, WorkerMessage
 from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
+from .cluster_link import ClusterActions, ClusterLink
 from .core.answers.answers import Answer, CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
@@ -50,7 +51,7 @@ from .core.workers import authority
 from .elsewhere import Elsewhere
 from .errors import BrokerError
 from .loop_measures import nothing_yet, rows_of
-from .pulse import Pulse, PulseActions, read_clocks
+from .pulse import Pulse, PulseActions
 from .results_elsewhere import PassedOn
 from .stages import claims, results
 from .stages.finish import PendingAnswers
@@ -91,9 +92,9 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.takes_lanes = False  # the broker may own lanes again after it has lost its last one
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
         self.answers = PendingAnswers()
-        self._elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
@@ -121,12 +122,13 @@ class CoreLoop:
             store.lost,
             self.on_outcome,
             self.measures.loop_lag_s,
+            self.cluster.turned,
         )
         self.pulse = Pulse(machine, actions)
 
     def _around(self) -> Around:
         return Around(
-            read_clocks,
+            self.cluster.clock,
             self.wire,
             self._put,
             self.answers.answer,
@@ -138,9 +140,11 @@ class CoreLoop:
             _log_offers_left_out,
             _log_worker_news,
             self._close_lane,
-            self._elsewhere.order,
-            self._elsewhere.wait,
+            self.cluster.release,
+            self.elsewhere.order,
+            self.elsewhere.wait,
             self._passed_on.pass_on,
+            self.cluster.conclude,
         )
 
     # -- events in ----------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ class CoreLoop:
 
     def _was_the_last(self, lane: int) -> bool:
         """True if the broker cannot go on without this lane: it has no other, and takes none."""
-        return not self.takes_lanes and self._state.lanes.keys() <= {lane}
+        return not self.cluster.is_shared and self._state.lanes.keys() <= {lane}
 
     def _close_lane(self, gone: LaneGone) -> None:
         self._store.close_lane(gone.lane)
@@ -266,8 +270,6 @@ class CoreLoop:
 
     def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
-        self.is_open = False
-        self.pulse.stop()
         reason = (
             f"the database failed and nothing more can be acknowledged: {outcome.error}"
             if isinstance(outcome, Broken)
@@ -275,8 +277,13 @@ class CoreLoop:
             if isinstance(outcome, LostCommits)
             else "another broker has taken over this broker's lane"
         )
+        self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        self.is_open = False
+        self.pulse.stop()
         log.error("broker_failed", reason=reason)
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
@@ -286,7 +293,7 @@ class CoreLoop:
         """Answer the requests that wait. Their outcomes are unknown."""
         self.is_open = False
         self.pulse.stop()
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
@@ -323,7 +330,7 @@ class CoreLoop:
 
     def _read(self, read: Read) -> None:
         future = self._store.read(
-            claims.perform, self._settings.limits.resident_payload_bytes, read, read_clocks().wall
+            claims.perform, self._settings.limits.resident_payload_bytes, read, self.cluster.clock().wall
         )
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._on_read, read, done))
 

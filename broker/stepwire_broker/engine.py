@@ -24,6 +24,7 @@ from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
 from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
+from .core.lanes import darkness
 from .core.machine import Machine
 from .core.model.events import (
     ActionNoticed,
@@ -50,8 +51,8 @@ from .core_loop import CoreLoop
 from .erasures import Erasures
 from .errors import BrokerError
 from .loop_measures import Measures
-from .pulse import read_clocks
 from .store import Store, open_store
+from .store.clocks import read_clocks
 from .store.queries import Queries
 from .taps import Tap
 
@@ -148,6 +149,7 @@ class Engine:
             self.settings.database,
             self.settings.broker.id,
             lease_ms=self.settings.bus.lease_ms,
+            broker_lease_ms=self.settings.broker.lease_ms,
             wall_ms=now.wall,
             entropy=int.from_bytes(os.urandom(16), "big"),
         )
@@ -164,6 +166,7 @@ class Engine:
             core.wire.keys.on_served = partial(_report_endpoints, core, self.settings.bus.advertise)
         if self._companion is not None:
             self._companion.start(self)
+        core.cluster.join()
         core.pulse.start()
         self.audit.start()
         _warn_of_hidden_rules(self.state.router)
@@ -208,6 +211,7 @@ class Engine:
         core = self.core_loop
         core.handle(Drain())
         core.flush()
+        core.cluster.beat_now()
         loop = asyncio.get_running_loop()
         drain_ms = self.settings.broker.drain_timeout_ms
         deadline = loop.time() + drain_ms / 1000
@@ -246,6 +250,7 @@ class Engine:
                         break
                     await asyncio.sleep(0.01)
             core.close()
+            await asyncio.to_thread(core.cluster.leave)
         if self._store is not None:
             await asyncio.to_thread(self._store.close, STORE_CLOSE_S)
 
@@ -277,6 +282,8 @@ class Engine:
         core = self._core
         if core is None or not core.is_open:
             return CommandRefused("starting", "the broker is not running", Hint(HintCode.SEND_AGAIN), 1_000)
+        if core.cluster.is_dark():
+            return darkness.DARK
         return await core.ask(make)
 
     def handled(self) -> asyncio.Future[None]:
@@ -338,6 +345,8 @@ class Engine:
         if self._core is None or not self._core.is_open:
             return ["not running"]
         reasons = ["draining"] if self.state.draining else []
+        if self._core.cluster.is_dark():
+            reasons.append("broker_dark")
         if not self.state.lanes:
             reasons.append("no_lane")
         reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]

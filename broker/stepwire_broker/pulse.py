@@ -9,9 +9,10 @@ import structlog
 
 from .core.machine import Machine
 from .core.model.commit_group import Broken, Stalled
-from .core.model.events import Event, LoopWasLate, Now, Tick
+from .core.model.events import Event, LoopWasLate, Tick
 from .core.model.figures import Histogram
 from .core.unroutable import Unroutable, find_unroutable
+from .store.clocks import read_clocks
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -20,10 +21,6 @@ LATE_MS: Final = 500  # a longer gap means that the loop read nothing, so no wor
 UNROUTABLE_EVERY_MS: Final = 2_000
 COMMIT_LATE_MS: Final = 1_000  # a longer commit is reported as trouble with the database
 TICKS_PUT_OFF_MAX: Final = 50  # timers must run even under steady load, when there is always a message to read
-
-
-def read_clocks() -> Now:
-    return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, time.time_ns() // 1_000_000)
 
 
 class PulseActions(NamedTuple):
@@ -35,6 +32,7 @@ class PulseActions(NamedTuple):
     database_lost: Callable[[], str | None]  # why the database is no longer the one that was opened
     report: Callable[[Stalled | Broken], None]
     loop_lag_s: Histogram
+    turned: Callable[[], None]  # the loop turns
 
 
 class Pulse:
@@ -98,6 +96,7 @@ class Pulse:
             self._actions.loop_lag_s.observe(max(0.0, self._loop.time() - self._beat_due.when()))
         self._beat_due = self._loop.call_later(PULSE_MS / 1000, self._beat)
         self._check_clock()
+        self._actions.turned()
         self._check_writer()
         self._check_database()
         self._check_unroutable()

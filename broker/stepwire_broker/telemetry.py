@@ -111,6 +111,28 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "code stalled_ms",
             "Commits succeed again after `database_stalled`, and the broker accepts work.",
         ),
+        _info(
+            "lane_taken", "lane open_tasks", "The broker owns a lane of the database from now on, with its open tasks."
+        ),
+        _info("broker_joined", "broker", "Another broker on the same database is alive."),
+        _warning(
+            "broker_died",
+            "broker",
+            "Another broker has not beaten for its lease, or its process on this host has ended. Other brokers take its"
+            " lanes.",
+        ),
+        _warning(
+            "broker_dark",
+            "lanes",
+            "The broker could not renew its lease in the database. It sends nothing until it can, because other"
+            " brokers may take its lanes.",
+        ),
+        _warning(
+            "broker_not_dark",
+            "dark_ms lost",
+            "The broker has renewed its lease after `broker_dark`. It goes on with the lanes that it still owns;"
+            " other brokers have taken the lanes of `lost`.",
+        ),
         _info("lane_released", "lane", "The broker has released a lane of the database to other brokers."),
         _warning(
             "lane_lost",

@@ -149,7 +149,7 @@ def test_an_answer_with_steps_of_two_brokers_counts_for_the_own_ones() -> None:
 
 
 def shared() -> World:
-    """A broker that owns the first of two lanes, next to another live broker."""
+    """A broker that owns the first of two lanes, and another live broker."""
     world = World(lanes=2, own=[LANE])
     addresses.on_others(world.state, [BrokerEndpoints("b2")], world.now)
     return world

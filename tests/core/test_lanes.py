@@ -5,14 +5,16 @@ from typing import Any
 import msgspec
 from stepwire_broker.core.answers.answers import CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.answers.hints import HintCode
+from stepwire_broker.core.definitions.settings import BusSettings, Level0Settings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, ResolveStep
 from stepwire_broker.core.intake.drain import DrainWorker
+from stepwire_broker.core.lanes.releasing import CANCEL_AFTER_MS, LOOK_EVERY_MS
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import LostCommits
 from stepwire_broker.core.workers.executor_control import PauseExecutor
 from stepwire_protocol import messages as wire
 
-from .world import CHAIN, DEPLOYMENT, DIES_MS, ONCE, ONE, W2, W, World, held
+from .world import BROKER, CHAIN, DEPLOYMENT, DIES_MS, ONCE, ONE, W2, W, World, held
 
 LOST, KEPT = 1, 2
 RAW = msgspec.Raw(b"{}")
@@ -280,6 +282,104 @@ def test_tasks_that_were_only_in_the_database_are_counted_again() -> None:
     world.pass_time(1)
     assert (world.state.open_steps, len(world.state.tasks) + world.state.unloaded) == before == (2, 2)
     world.check()
+
+
+# -- released ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_without_anything_in_flight_is_released_at_once_and_its_steps_stay_for_the_next_owner() -> None:
+    world, _lost, kept = two_lanes()
+    world.handle(events.ReleaseLane(LOST))
+    world.pass_time(LOOK_EVERY_MS)
+    assert world.released == [LOST]
+    world.hello()
+    assert [batch.steps[0].step_id for batch in world.batches()] == [kept + 1]
+    world.handle(events.LaneReleased(LOST))
+    assert set(world.state.tasks) == {kept}
+    world.check()
+
+
+def test_new_tasks_go_to_lanes_that_stay() -> None:
+    world, _lost, _kept = two_lanes()
+    world.handle(events.ReleaseLane(LOST))
+    assert {world.state.lane_of(world.task(ONE)) for _ in range(5)} == {KEPT}
+
+
+def test_unused_ids_of_a_released_lane_are_the_next_ones_of_its_next_owner() -> None:
+    world, _lost, _kept = two_lanes()
+    world.state.lanes[LOST].ids.is_asked = False
+    first = world.state.lanes[LOST].ids.next
+    world.handle(events.ReleaseLane(LOST))
+    world.handle(events.LaneReleased(LOST))
+    world.take(LOST)
+    assert world.state.lanes[LOST].ids.next == first
+
+
+def test_steps_that_their_workers_did_not_start_are_taken_back_after_two_seconds() -> None:
+    world, lost, _kept, batches = handed_out()
+    loser = worker_of(world, lost)
+    world.forget()
+    world.handle(events.ReleaseLane(LOST))
+    world.pass_time(CANCEL_AFTER_MS - 1)
+    assert world.heard(wire.Cancel) == []
+    world.pass_time(LOOK_EVERY_MS)
+    (cancel,) = world.heard(wire.Cancel)
+    assert ([tuple(item) for item in cancel.items], cancel.reason) == ([(lost + 1, 1)], "superseded")
+    assert world.released == []
+    world.beat(loser, n=2, holding=[])
+    world.pass_time(1)
+    world.adopted(batches[lost], "unknown", loser)
+    world.pass_time(LOOK_EVERY_MS)
+    assert world.released == [LOST]
+    assert world.row(lost).state == "ready"
+    world.check()
+
+
+def test_a_run_stays_with_its_worker_only_if_the_worker_has_a_session_with_every_other_broker() -> None:
+    world, lost, _kept, batches = handed_out()
+    loser = worker_of(world, lost)
+    world.state.live_brokers = frozenset((BROKER, "b2", "b3"))
+    world.handle(events.ReleaseLane(LOST))
+    running = [held(batches[lost], "running")]
+    for n, sessions in enumerate([("b2",), ("b2", "b3")], 2):
+        assert world.released == []
+        others = dict.fromkeys(sessions, "9.1")
+        world.say(
+            wire.Heartbeat(
+                v="2.0", worker=loser, n=n, sessions={BROKER: world.session_id(), **others}, free={}, holding=running
+            )
+        )
+        world.pass_time(LOOK_EVERY_MS)
+    assert world.released == [LOST]
+    world.forget()
+    world.handle(events.LaneReleased(LOST))
+    assert world.sent == []  # the session goes on, and the run with it
+    world.check()
+
+
+def test_a_lane_is_not_released_before_its_last_group_is_durable_and_its_last_message_sent() -> None:
+    world, lost, _kept, batches = handed_out()
+    world.auto = False
+    rid = world.result(batches[lost], worker_of(world, lost))
+    world.handle(events.ReleaseLane(LOST))
+    world.pass_time(LOOK_EVERY_MS)
+    assert (world.released, world.acked) == ([], [])
+    world.settle()
+    world.pass_time(LOOK_EVERY_MS)
+    assert (world.released, world.acked) == ([LOST], [rid])
+
+
+def test_a_batch_at_level_0_is_awaited() -> None:
+    world = World(Settings(bus=BusSettings(level0=Level0Settings(handlers=["**"]))), lanes=2)
+    world.peer()
+    task_id = world.task(ONE)
+    lane = world.state.tasks[task_id].lane
+    world.handle(events.ReleaseLane(lane))
+    world.pass_time(CANCEL_AFTER_MS + LOOK_EVERY_MS)
+    assert world.released == []
+    world.answer(world.handed[-1])
+    world.pass_time(LOOK_EVERY_MS)
+    assert world.released == [lane]
 
 
 # -- lost commits -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ def kinds(world: World, task_id: int) -> list[str]:
         (CancelTask, {"task_id": ELSEWHERE, "reason": "sold out"}),
         (RetryTask, {"task_id": ELSEWHERE, "from_step": "a"}),
         (ResolveStep, {"step_id": ELSEWHERE, "outcome": "failed", "reason": "asked the bank"}),
+        (
+            ResolveStep,
+            {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b'{"a":"z"}'},
+        ),
+        (ResolveStep, {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b"null"}),
         (EraseTask, {"task_id": ELSEWHERE, "reason": "a request"}),
     ],
 )

@@ -103,6 +103,7 @@ class World:
         self.orders: list[OrderToStore] = []  # for other brokers
         self.passed_on: list[ResultsElsewhere] = []
         self.waits: list[WaitElsewhere] = []
+        self.released: list[int] = []  # lanes that the broker gives up
         self.requests = 0
         self.rid = 0
         self.documents: dict[int, tuple[Workflow, bool]] = {}
@@ -422,6 +423,7 @@ class World:
         self.orders.extend(decision.orders)
         self.passed_on.extend(decision.results_elsewhere)
         self.waits.extend(decision.waits)
+        self.released += [each.lane for each in decision.released]
 
     def _deliver(self, frame: bytes) -> None:
         self.frames.append(frame)
@@ -552,6 +554,7 @@ def check_ready(state: BrokerState) -> None:
     assert all(step.queued for step in entries)
     fetching = {id(s) for steps in state.fetching.values() for s in steps} | {id(s) for s in state.undecided_steps}
     fetching |= {id(s) for timer in state.timers.all() if isinstance(timer, FetchDue) for s in timer.steps}
+    fetching |= {id(s) for lane in state.outbox.lanes.values() for s in lane.waiting}
     for task in state.tasks.values():
         for step in task.steps:
             if step.state is READY and task.state == "running":

@@ -72,6 +72,7 @@ class MemoryDatabase:
         self._tables = tables
         self._refuses = refuses
         self.cleaning: Any = None  # these tables have no file
+        self.cluster: Any = None
 
     def open_lane(self, taken: TakenLane) -> tuple[MemoryWriter, MemoryPruning]:
         writer = MemoryWriter(self._tables, taken.lane, self._refuses)

@@ -65,6 +65,16 @@ class BlockRow(NamedTuple):
     reserved: int
 
 
+class BrokerRow(NamedTuple):
+    """The row of a broker: its latest start, and the signs of life of it."""
+
+    id: str
+    epoch: int
+    beat: int
+    lease_ms: int  # its own
+    worker_lease_ms: int  # the longest that it gave to a worker
+
+
 class LaneOwner(NamedTuple):
     """The row of a lane: who writes it. Its epoch changes with every change of its owner."""
 
@@ -109,6 +119,8 @@ class Tables:
         self.epochs = 0  # the last one that was given to a start of a broker
         self.lease_ms = 0
         self.lanes = dict.fromkeys(range(LANE, LANE + lanes), LaneOwner())
+        self.brokers: dict[str, BrokerRow] = {}
+        self.locked: dict[int, object] = {}  # lanes whose transaction is between its fence and its COMMIT: its holder
         self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
         self.blocks: dict[int, BlockRow] = {}  # by number, of ids
 

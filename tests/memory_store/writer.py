@@ -67,10 +67,14 @@ class MemoryWriter:
 
     def advance(self, seq: int) -> None:
         tables = self._tables
-        if not self._is_owner or tables.seqs[self._lane] != seq - 1:
+        if not self.fits(seq):
             raise NotAdvanced
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
+
+    def fits(self, seq: int) -> bool:
+        """Whether this group is the next one of the lane, and the lane has the same owner."""
+        return self._is_owner and self._tables.seqs[self._lane] == seq - 1
 
     def position(self) -> int | None:
         return self._tables.seqs[self._lane] if self._is_owner else None

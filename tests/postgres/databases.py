@@ -4,6 +4,11 @@
 
 The value is the number of lanes. Without this variable a test uses SQLite, which takes a tenth of the time.
 
+    STEPWIRE_TEST_POSTGRES=2 STEPWIRE_TEST_OWNER=b2 pytest tests/api
+
+Then a second broker runs, which gets the new tasks, and owns the lane that they are in. The tests send everything else
+to the first one, which owns none of the tasks.
+
     STEPWIRE_TEST_POOLER=1 STEPWIRE_TEST_POSTGRES=3 pytest tests/api
     STEPWIRE_TEST_POOLER=1 pytest tests/store/conformance -k postgresql
 
@@ -32,6 +37,7 @@ from .server import PostgresServer
 
 IS_POOLED: Final = os.environ.get("STEPWIRE_TEST_POOLER") == "1"
 LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
+OWNER: Final = os.environ.get("STEPWIRE_TEST_OWNER") or None  # the id of the broker that owns the lanes
 
 
 def database_in(directory: Path) -> DatabaseSettings:
@@ -80,6 +86,16 @@ def writes_held(settings: DatabaseSettings) -> Iterator[None]:
     with _server().connect() as connection, connection.transaction():
         connection.execute(f"SELECT 1 FROM {settings.schema}.lanes FOR UPDATE".encode())
         yield
+
+
+def give_lane(settings: DatabaseSettings, lane: int, broker: str) -> None:
+    """Let a broker own a lane, as its owner's release for that broker would."""
+    _server().sql(
+        f"UPDATE {settings.schema}.lanes SET owner = b.id, owner_epoch = b.epoch, epoch = lanes.epoch + 1 "
+        f"FROM {settings.schema}.brokers b WHERE lanes.id = %s AND b.id = %s",
+        lane,
+        broker,
+    )
 
 
 @cache

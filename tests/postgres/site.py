@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psycopg
 from stepwire_broker.store.postgres.schema import read_schema_name
@@ -28,9 +28,16 @@ _SELECTED: Final = {
 class PostgresSite(Site):
     """`with PostgresSite(server, "schema") as site:`, and then as every site."""
 
-    def __init__(self, server: PostgresServer, schema: str, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        server: PostgresServer,
+        schema: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        transport: Literal["ipc", "tcp"] = "ipc",
+    ) -> None:
         own = {"database.url": server.url(), "database.schema": schema}
-        super().__init__(settings=own | dict(settings or {}))
+        super().__init__(transport, settings=own | dict(settings or {}))
         self._server = server
         self._schema = read_schema_name(schema)
         self._copies = 0

@@ -12,6 +12,7 @@ import msgspec
 from stepwire_broker.core import letters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, LaneGone, Read, WatchProcess
+from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
@@ -20,6 +21,7 @@ from stepwire_broker.core.model.events import (
     Drain,
     Event,
     Forget,
+    LanesTaken,
     Leave,
     LoadedTasks,
     LoadFailed,
@@ -43,10 +45,13 @@ from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 
+from tests.memory_store import cluster
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
 
 from .clock import Clock
+from .elsewhere import Elsewhere
 from .hostile import THIEF
+from .server import Transaction
 from .stores import Observed
 
 if TYPE_CHECKING:
@@ -54,6 +59,8 @@ if TYPE_CHECKING:
     from .world import World
 
 HOST: Final = "h1"
+LEASE_MS: Final = 10_000  # of a broker among others
+READ_MS: Final = 1_000.0  # a read waits at most this time for the database
 MISSTATED: Final = 1_706_039_072  # a start time that no process of the simulation has
 
 
@@ -82,6 +89,9 @@ class BrokerNode:
         self.is_alive = False
         self.is_paused = False
         self.deaths = 0
+        self.died_ms = 0.0
+        self.away_ms = 0.0  # its next start comes so much later
+        self.epoch = 0
         self.here_frame = b""
         self._asking: Link
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
@@ -115,6 +125,10 @@ class BrokerNode:
 
     def start(self) -> None:
         world = self.world
+        if world.server is not None and not world.server.is_reached_by(self):
+            world.schedule.after(500.0, self.start)
+            return
+        lanes = self._lanes_at_start()
         self.life += 1
         self.is_alive = True
         self.is_paused = False
@@ -130,8 +144,10 @@ class BrokerNode:
         settings = self.settings = world.settings_of_next_start(self)
         now = self.now()
         opened, self._writers = world.store.open(
-            self.id, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128), self.lanes
+            self.id, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128), lanes
         )
+        self.epoch = opened.epoch
+        self.cluster = cluster.start(world.tables, self.id, opened.epoch, LEASE_MS, settings.bus.lease_ms)
         identity = Identity(
             broker=self.id,
             epoch=opened.epoch,
@@ -159,6 +175,7 @@ class BrokerNode:
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
                 self._lane_gone,
+                **self._through_others(),
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -175,6 +192,21 @@ class BrokerNode:
         world.quotas.broker_started()
         self.turn.handle(world.server_keys.broker_started(self))
         self.post("tick")
+
+    def _through_others(self) -> dict[str, Callable[[Any], None]]:
+        """What the turn has other brokers do."""
+        if self.world.server is None:
+            return {}
+        self.elsewhere = elsewhere = Elsewhere(self)
+        return {"order": elsewhere.order, "wait_elsewhere": elsewhere.wait, "pass_on": elsewhere.pass_on}
+
+    def _lanes_at_start(self) -> list[int] | None:
+        """At the first start the lanes that it was given; later those of its former run that no transaction locks."""
+        if self.lanes is None:
+            return None
+        tables = self.world.tables
+        own = [lane for lane, row in tables.lanes.items() if row.owner == self.id and lane not in tables.locked]
+        return own if self.life else list(self.lanes)
 
     def _count_timers(self) -> None:
         timers, counts = self.state.timers, self.world.counts
@@ -203,6 +235,9 @@ class BrokerNode:
         if world.faults.is_over:
             self._may_crash_before_send = False  # else the next process is killed at its first send, again and again
         self.deaths += 1
+        self.died_ms = world.now
+        if world.server is not None:
+            world.server.broker_died(self)
         self._backlog = []
         for callback in list(self._requests.values()):
             callback(None)
@@ -210,6 +245,7 @@ class BrokerNode:
         down_ms = 50.0 + 1_500.0 * self.chance.random() ** 2
         if self.chance.random() < 0.1 and not world.faults.is_over:
             down_ms += 15_000.0 * self.chance.random()
+        down_ms, self.away_ms = down_ms + self.away_ms, 0.0
         world.schedule.after(down_ms, self.start)
 
     def pause(self, for_ms: float) -> None:
@@ -257,6 +293,11 @@ class BrokerNode:
             now = Now(int(clock.mono(true_ms)), clock.wall(true_ms))
             self._now = true_ms, clock.jumped_ms, now
         return now
+
+    @property
+    def is_dark(self) -> bool:
+        """Its lease may be over, so it must send nothing."""
+        return False
 
     @property
     def has_empty_backlog(self) -> bool:
@@ -350,7 +391,11 @@ class BrokerNode:
         self._later(left_ms + 0.5, "wake", self._ticks)
 
     def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
-        self.world.schedule.after(delay_ms, self._come, self.life, kind, args)
+        self.world.schedule.after(delay_ms, self.come, self.life, kind, args)
+
+    def later(self, delay_ms: float, then: Callable[..., None], *args: Any) -> None:
+        """Call this later in this life of the process, as soon as the process runs."""
+        self._later(delay_ms, "called", then, args)
 
     def on_keys_later(self, delay_ms: float, go_on: Callable[[], None]) -> None:
         self._later(delay_ms, "keys", go_on)
@@ -364,7 +409,8 @@ class BrokerNode:
         if self._hits("broker_killed_rotating", self.life, where, self._groups):
             raise Killed
 
-    def _come(self, life: int, kind: str, args: tuple[Any, ...]) -> None:
+    def come(self, life: int, kind: str, args: tuple[Any, ...]) -> None:
+        """Something happens in this life of the process, as soon as the process runs."""
         if life == self.life:
             if self.is_paused:
                 self._backlog.append((kind, args))
@@ -382,6 +428,16 @@ class BrokerNode:
         self._requests[self._request] = answered
         self.post("asked", self._request, make)
         return self._request
+
+    def is_asked(self, request: int) -> bool:
+        """Whether the client of this request still waits."""
+        return request in self._requests
+
+    def give_answer(self, request: int, answer: Answer) -> None:
+        callback = self._requests.pop(request, None)
+        if callback is not None:
+            self.world.checks.answered(self, self._commands.pop(request), answer)
+            self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, answer)
 
     def forget(self, request: int) -> None:
         if self._requests.pop(request, None) is not None:
@@ -405,10 +461,7 @@ class BrokerNode:
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:
             self._crash_between_sends()
-            callback = self._requests.pop(given.request, None)
-            if callback is not None:
-                self.world.checks.answered(self, self._commands.pop(given.request), given.answer)
-                self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, given.answer)
+            self.give_answer(given.request, given.answer)
 
     # -- the database -------------------------------------------------------------------------------------------------
 
@@ -427,29 +480,62 @@ class BrokerNode:
         slow_ms = 100.0 + 4_900.0 * self.chance.random() ** 2
         if self._hits("slow_commit", name):
             wait_ms += slow_ms
-        writing = Writing(group.lane, self._writers[group.lane], group, Troubles(self, name))
-        self._later(wait_ms, "attempt", writing, Stall(group.lane, group.seq), name, group)
+        writer = self._writers[group.lane]
+        writing = Writing(group.lane, writer, group, Troubles(self, name))
+        stall = Stall(group.lane, group.seq)
+        if self.world.server is None:
+            self._later(wait_ms, "attempt", writing, stall, name, group)
+        else:
+            self._later(0.1, "ask", writing, stall, name, group, writer, wait_ms)
 
     def _on_attempt(self, writing: Writing, stall: Stall, name: str, group: CommitGroup) -> None:
         """One transaction, in the writer's thread."""
         if self._hits("broker_killed_before_commit", name):
             raise Killed
-        outcome = writing.attempt()
+        self._on_finished(writing.attempt(), "attempt", writing, stall, name, group)
+
+    def _on_ask(
+        self, writing: Writing, stall: Stall, name: str, group: CommitGroup, writer: Observed, takes_ms: float
+    ) -> None:
+        """One transaction at the server, for which the writer's thread waits."""
+        if self._hits("broker_killed_before_commit", name):
+            raise Killed
+        again = ("ask", writing, stall, name, group, writer, self._commit_ms)
+        assert self.world.server is not None
+        self.world.server.begin(Transaction(self, writer, writing, group, again), takes_ms)
+
+    def _on_finished(
+        self, outcome: Outcome | Trouble, again: str, writing: Writing, stall: Stall, name: str, *of: Any
+    ) -> None:
+        """An attempt has ended. `again`: the kind of the next one."""
+        group: CommitGroup = of[0]
+        if len(of) > 1 and self._writers.get(group.lane) is not of[1]:
+            return  # the thread of this writer has ended
         if isinstance(outcome, Trouble):
             self.world.trace("database_trouble" + self._which, outcome.code)
             stalled = stall.again(outcome.code, outcome.error, self.world.now / 1000)
             if stalled is not None:
                 self._later(0.1, "outcome", stalled)
-            self._later(stall.pause_s() * 1000, "attempt", writing, stall, name, group)
+            self._later(stall.pause_s() * 1000, again, writing, stall, name, *of)
             return
         if self._hits("broker_killed_after_commit", name):
             raise Killed
         self.world.trace("committed" + self._which, group.seq)
         self._later(0.1 + 0.5 * self.chance.random(), "outcome", outcome)
 
+    def _on_called(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """A statement beside the groups was answered, or has failed."""
+        then(*args)
+
+    def open_lanes(self, taken: tuple[TakenLane, ...]) -> None:
+        """Own these lanes from now on."""
+        for lane in taken:
+            self._writers[lane.lane] = self.world.store.writer(lane.lane)
+        self._on_event(LanesTaken(taken))
+
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
-        if isinstance(outcome, Broken | LaneLost):
+        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self.world.server is None):
             raise Killed
         self._frames = 0
         self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)
@@ -459,6 +545,9 @@ class BrokerNode:
 
     def _lane_gone(self, gone: LaneGone) -> None:
         """The writer of the lane ends. The lane is another broker's."""
+        self.world.count("lane", gone.cause)
+        self.world.trace("lane_gone" + self._which, f"{gone.lane} {gone.cause}")
+        del self._writers[gone.lane]
 
     _may_crash_before_send = False
 
@@ -475,6 +564,9 @@ class BrokerNode:
 
     def _on_perform(self, read: Read) -> None:
         wait_ms = 0.2 + 20.0 * self.chance.random() ** 4
+        if self.world.server is not None and not self.world.server.is_reached_by(self):
+            self._later(READ_MS, "read", LoadFailed(read.request, "the database cannot be reached"))
+            return
         if self._hits("read_failed", self.life, read.request):
             self._later(wait_ms, "read", LoadFailed(read.request, "the disk was busy"))
             return

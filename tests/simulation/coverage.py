@@ -16,6 +16,10 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "FrameRefused"): "this network carries only whole frames; the core's own tests have a broken one",
     ("event", "LaneLost"): "on SQLite the file lock is the lease, so there is no second broker",
     ("event", "LanesTaken"): "there is no second broker",
+    ("event", "LostCommits"): "this database loses nothing",
+    ("event", "ReleaseLane"): "there is no second broker",
+    ("event", "LaneReleased"): "there is no second broker",
+    ("timer", "ReleaseDue"): "there is no second broker",
     ("timer", "StartLimit"): "every worker in this world sends heartbeats; the core's own tests have one that does not",
 }
 IMPOSSIBLE |= {

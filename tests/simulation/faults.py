@@ -25,6 +25,12 @@ CREDIT_KINDS: Final = (
     "worker_quiet",  # its program stops to offer credit, and ends later
     "worker_full",  # its runner has no room for a while
 )
+CLUSTER_KINDS: Final = (  # only with several brokers
+    "broker_away",  # it is killed, and its next start comes long after the end of its lease
+    "database_cut",  # the network between one broker and the database, one way or both
+    "database_down",  # the outcome of every open transaction is unknown
+    "late_commit",  # a COMMIT is executed up to 30 s after its client gave up
+)
 KINDS: Final = (
     # messages
     "loss",
@@ -114,8 +120,10 @@ class Faults:
         only: frozenset[str] | None = None,
         focus: "Focus | None" = None,
         always: frozenset[str] = frozenset(),
+        has_several: bool = False,
     ) -> None:
-        """`always`: kinds that are on whatever the seed says. The seed still gives them their rates."""
+        """`always`: kinds that are on whatever the seed says. The seed still gives them their rates. `has_several`:
+        there are several brokers."""
         self.kept = kept
         self.fired: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -151,6 +159,11 @@ class Faults:
         if only is not None:
             self.on = set(only)
         self.rates = {kind: chances[kind].random() for kind in KINDS}
+        if has_several:
+            of_several = Random(f"faults/cluster/{seed}")
+            on = {kind for kind in CLUSTER_KINDS if of_several.random() < max(share, 0.35)}
+            self.on |= on if only is None else set()
+            self.rates |= {kind: of_several.random() for kind in CLUSTER_KINDS}
         if focus is not None:
             self.on = set(focus.kinds)
             for kind in sorted(focus.often):

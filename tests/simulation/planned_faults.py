@@ -37,6 +37,9 @@ class PlannedFaults:
             ("disk_full", 2, self._fill_disk),
             ("locked", 3, self._lock_database),
             ("handler_unavailable", 5, self.world.breakers.strike),
+            ("broker_away", 3, self._send_broker_away),
+            ("database_cut", 4, self._cut_database),
+            ("database_down", 3, self._end_database),
         )
         for kind, most, strike in plan:
             if self.world.focus is not None:
@@ -46,7 +49,7 @@ class PlannedFaults:
             times = [
                 (self.world.phase_ms * chance.random() ** 1.7, chance.random(), chance.random()) for _ in range(most)
             ]
-            times = times[: 1 + int(most * self.world.faults.rates[kind])]
+            times = times[: 1 + int(most * self.world.faults.rates.get(kind, 0.0))]
             if kind in self.world.faults.on and (self.world.peers or kind not in LEVEL0_KINDS):
                 for i, (at_ms, luck, size) in enumerate(times):
                     self.world.schedule.at(at_ms, self._strike, kind, i, strike, luck, size)
@@ -64,6 +67,26 @@ class PlannedFaults:
         broker = self._broker(luck)
         if broker.is_alive:
             broker.kill()
+
+    def _send_broker_away(self, luck: float, size: float) -> None:
+        broker = self._broker(luck)
+        if broker.is_alive:
+            broker.away_ms = 8_000.0 + 40_000.0 * size
+            broker.kill()
+
+    def _cut_database(self, luck: float, size: float) -> None:
+        server = self.world.server
+        assert server is not None
+        path, until_ms = server.paths[self._broker(luck).id], self.world.now + 1_000.0 + 59_000.0 * size**2
+        ways = int(luck * 31) % 3
+        if ways != 0:
+            path.up_until_ms = until_ms
+        if ways != 1:
+            path.down_until_ms = until_ms
+
+    def _end_database(self, luck: float, size: float) -> None:
+        assert self.world.server is not None
+        self.world.server.crash(500.0 + 39_500.0 * size**3)
 
     def _stop_broker(self, luck: float, size: float) -> None:
         self._broker(luck).drain_and_stop()

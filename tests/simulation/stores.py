@@ -20,12 +20,12 @@ from stepwire_broker.store.sqlite.writer import SqliteWriter
 
 from tests.memory_store import database as memory
 from tests.memory_store.queries import MemoryQueries
-from tests.memory_store.tables import DataRefused, StoredRow, Tables
+from tests.memory_store.tables import DataRefused, LaneOwner, StoredRow, Tables
 from tests.memory_store.writer import CannotWriteNow, MemoryWriter, SyncFailed
 from tests.memory_store.writer import trouble_of as memory_trouble
 
 Refuses = Callable[[Rows], None]
-OnCommit = Callable[[int, list[Rows], list[AuditNew]], None]  # with the number of the lane
+OnCommit = Callable[[int, LaneOwner, list[Rows], list[AuditNew]], None]  # with the lane, and its writer's owner
 NOWHERE: Final = Path("/nonexistent/state.db")
 
 
@@ -42,9 +42,14 @@ class MemoryStore:
         self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
     ) -> tuple[Opened, dict[int, "Observed"]]:
         """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
-        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
-        writers = {taken.lane: MemoryWriter(self.tables, taken.lane) for taken in opened.lanes}
-        return opened, {n: Observed(n, writer, self._refuses, self._on_commit) for n, writer in writers.items()}
+        is_shared = lanes is not None
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes, is_shared=is_shared)
+        return opened, {taken.lane: self.writer(taken.lane) for taken in opened.lanes}
+
+    def writer(self, lane: int) -> "Observed":
+        """The writer of the lane's present owner."""
+        owner = self.tables.lanes[lane]
+        return Observed(lane, owner, MemoryWriter(self.tables, lane), self._refuses, self._on_commit)
 
     def differences(self) -> list[str]:
         return []
@@ -71,7 +76,8 @@ class SqliteStore:
         if opened != expected:
             raise StoresDiffer(f"opened: {opened}, in memory {expected}")
         writer = BothWriters(SqliteWriter(self.connection, NOWHERE, lane), beside[lane.id].writer)
-        return opened, {lane.id: Observed(lane.id, writer, self._refuses, self._on_commit, sqlite_trouble)}
+        owner = self.tables.lanes[lane.id]
+        return opened, {lane.id: Observed(lane.id, owner, writer, self._refuses, self._on_commit, sqlite_trouble)}
 
     def differences(self) -> list[str]:
         """Where SQLite's rows differ from the rows in memory."""
@@ -165,8 +171,11 @@ class BothQueries:
 class Observed:
     """A writer that reports each committed row at the instant it is durable, and whose database may fail."""
 
-    def __init__(self, lane: int, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None) -> None:
+    def __init__(
+        self, lane: int, owner: LaneOwner, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None
+    ) -> None:
         self._lane = lane
+        self._owner = owner
         self.writer = self._writer = writer
         self._refuses = refuses
         self._on_commit = on_commit
@@ -210,7 +219,7 @@ class Observed:
         self._writer.commit()
         rows, self._rows = self._rows, []
         audit_rows, self._audit = self._audit, []
-        self._on_commit(self._lane, rows, audit_rows)
+        self._on_commit(self._lane, self._owner, rows, audit_rows)
 
     def trouble(self, error: Exception) -> Trouble:
         if isinstance(error, DataRefused | CannotWriteNow | SyncFailed):

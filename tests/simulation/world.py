@@ -32,6 +32,7 @@ from .clock import Endless, Schedule
 from .driven import DrivenNode, Drivers
 from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
+from .hand import Hand
 from .hostile import Hostile
 from .network import Network
 from .peer_node import HANDLER, PeerNode
@@ -39,6 +40,7 @@ from .people import People
 from .planned_faults import PlannedFaults
 from .quotas import Quotas
 from .routes import Routes
+from .server import Server
 from .server_keys import ServerKeys
 from .stores import MemoryStore, SqliteStore
 from .worker_node import WorkerNode
@@ -93,7 +95,7 @@ class World:
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
         self.focus = focus.of(seed) if only is None else None
-        self.faults = Faults(seed, kept, only, self.focus, always)
+        self.faults = Faults(seed, kept, only, self.focus, always, has_several=brokers > 1)
         self.counts: Counter[tuple[str, str]] = Counter()
         self.trace_hash = 0
         self._traced = Hashes()
@@ -140,6 +142,8 @@ class World:
         self.network = Network(self)
         self.brokers = [BrokerNode(self, i, self._lanes_of(i, brokers)) for i in range(brokers)]
         self.broker = self.brokers[0]
+        self.server = None if is_alone else Server(self)
+        self.tables.now_ms = lambda: int(self.now)
         self._askers = Random(f"{seed}/askers")
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:
@@ -249,6 +253,8 @@ class World:
         self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         self.server_keys.plan(self.phase_ms)
+        if self.server is not None:
+            Hand(self).plan()
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
@@ -280,6 +286,8 @@ class World:
         """End all faults, and restart every process that is down."""
         self.faults.is_over = True
         self.trace("healed", self.seed)
+        if self.server is not None:
+            self.server.heal()
         for broker in self.brokers:
             broker.trouble_until_ms = -1.0
         for link in self.network.links.values():

@@ -49,7 +49,11 @@ def open_at(place: Place, broker: str = "b1", *, lease_ms: int = 10_000, entropy
         opened = begin_epoch(place.tables, broker, lease_ms, entropy, is_shared=True)
         return Store(MemoryDatabase(place.tables, opened))
     if isinstance(place, PostgresPlace):
-        return Store(open_postgres(place.settings(), broker, lease_ms=lease_ms, wall_ms=NOW, entropy=entropy))
+        return Store(
+            open_postgres(
+                place.settings(), broker, lease_ms=lease_ms, broker_lease_ms=10_000, wall_ms=NOW, entropy=entropy
+            )
+        )
     settings = DatabaseSettings(url=f"sqlite:///{place}", pool_size=2)
     return open_store(settings, broker, lease_ms=lease_ms, wall_ms=NOW, entropy=entropy)
 

@@ -34,6 +34,7 @@ STATUS: Final[dict[RefusedCode, int]] = {
     "disk_full": 503,
     "database_read_only": 503,
     "database_unavailable": 503,
+    "broker_dark": 503,
     "commit_unknown": 503,
     # the data
     "refused_by_database": 422,

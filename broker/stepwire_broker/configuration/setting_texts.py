@@ -13,6 +13,8 @@ from .loader import KEYS, PREFIX, value_of
 ABOUT: Final[dict[str, str]] = {
     "broker.id": "Name of this broker in messages to its workers. Letters, digits and -.",
     "broker.drain_timeout_ms": "Maximum time for running steps to finish when the broker is stopped.",
+    "broker.lease_ms": "On PostgreSQL: other brokers take the lanes of a broker that has not beaten for this time. "
+    "A broker beats five times in it.",
     "database.url": "Database that holds the state: sqlite:///FILE or postgresql://USER@HOST/DATABASE. The environment "
     "variable `DATABASE_URL` is read too.",
     "database.pool_size": "Number of connections that only read.",

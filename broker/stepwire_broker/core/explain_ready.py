@@ -49,6 +49,14 @@ def _is_stalled(state: BrokerState, step: Step, now: Now) -> Why | None:
     return Why("database_stalled", message, None)
 
 
+def _is_moving(state: BrokerState, step: Step, now: Now) -> Why | None:
+    lane = state.lanes.get(step.task.lane)
+    if lane is None or lane.release is None:
+        return None
+    message = f"lane {lane.number}, which has the task, moves to another broker: that broker hands the step out"
+    return Why("lane_moving", message, None)
+
+
 def _is_draining(state: BrokerState, step: Step, now: Now) -> Why | None:
     if not state.draining:
         return None
@@ -400,6 +408,7 @@ def _ahead(state: BrokerState, step: Step) -> str:
 _READY: Final[tuple[Callable[[BrokerState, Step, Now], Why | None], ...]] = (
     _is_paused,
     _is_stalled,
+    _is_moving,
     _is_draining,
     _is_changing,
     _has_no_executor,

@@ -37,9 +37,10 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import losing, opening
+from .lanes import beats, darkness, losing, moving, opening, releasing
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
+from .membership.cluster_rows import Beaten
 from .model import events
 from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, StallCode, Stalled
 from .model.events import Event, Now
@@ -63,6 +64,7 @@ from .timer_kinds import (
     PeerSettled,
     QueueLimit,
     RecoverySafe,
+    ReleaseDue,
     ReloadDue,
     RetransmitDue,
     RetryDue,
@@ -91,6 +93,7 @@ TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 # These write what belongs to no task, so the broker must own a lane.
 LANE_COMMANDS: Final = {
     **drain.COMMANDS,
+    **moving.COMMANDS,
     **auditing.COMMANDS,
     **executor_control.COMMANDS,
     **allowance.COMMANDS,
@@ -134,6 +137,8 @@ class Machine:
         writer is still busy.
         """
         state = self.state
+        if darkness.is_dark(state, now):
+            return
         is_idle = state.outbox.lanes[lane].is_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
@@ -316,7 +321,7 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
         if row.finished_ms is None:
             residency.insert(state, loaded, load, now)
         else:
-            residency.admit_final(state, residency.restored(state, row, loaded.steps))
+            residency.admit_final(state, residency.restored(state.workflows[row.workflow_id], row, loaded.steps))
     HANDLERS[type(command)](state, command, now)
 
 
@@ -481,6 +486,8 @@ def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
             allowance.on_sweep_timer(state, now)
         case RecoverySafe():
             _recover(state, now)
+        case ReleaseDue():
+            releasing.look(state, timer.lane, timer.epoch, now)
         case FetchDue():
             state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
         case ReloadDue():
@@ -550,6 +557,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
+    events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,
@@ -559,9 +567,12 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.Reconfigure: routing_rules.on_reconfigure,
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
-    events.LanesTaken: opening.on_taken,
+    Beaten: beats.on_beaten,
+    events.LanesTaken: beats.on_taken,
     LaneLost: losing.on_lost,
     LostCommits: losing.on_lost_commits,
+    events.ReleaseLane: releasing.on_release,
+    events.LaneReleased: beats.on_released,
     # the outside
     events.Tick: _on_tick,
     events.Attached: hello.on_attached,

@@ -33,6 +33,7 @@ from .deployment.catalogue_book import CatalogueBook
 from .deployment.order_book import OrderBook
 from .guards.guard import Guards
 from .guards.step_rate import StepRate
+from .membership.members import Members
 from .model.commit_group import AuditNew, AuditPart, ControlChanged
 from .model.events import ApplyWorkflow, Attached, CommandOfOperator, Now, SubmitTasks
 from .model.facts import Fact
@@ -83,6 +84,8 @@ class CoreCounters(Struct):
     ignored: int = 0
     erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
+    orders_sent: int = 0
+    orders_answered: int = 0
     refused: dict[str, int] = {}  # by code
     over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
 
@@ -211,6 +214,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
 
     # the broker itself
     draining: bool = False
+    members: Members | None = None  # None: no other broker can use the database
 
     @classmethod
     def begin(
@@ -230,6 +234,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
             quotas=settings.limits.namespaces,
             blocks=dict(opened.blocks),
             is_shared=opened.is_shared,
+            members=opened.members,
             catalogue=CatalogueBook(opened.is_shared, opened.revision),
             router=router,
             runtime_rules=stored_rules(opened.controls),
@@ -416,9 +421,10 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         self.lane_turn += 1
         turn = self.lane_turn
 
-        def cost(n: int) -> tuple[bool, bool, int, int]:
-            lane = lanes[n]
-            return lane.stalled is not None, own[n].ids.left < numbers, lane.bytes_waiting, (n - turn) % len(lanes)
+        def cost(n: int) -> tuple[bool, bool, bool, int, int]:
+            lane, left = lanes[n], own[n].ids.left
+            turns = (n - turn) % len(lanes)
+            return own[n].release is not None, lane.stalled is not None, left < numbers, lane.bytes_waiting, turns
 
         return min(lanes, key=cost)
 

@@ -159,6 +159,13 @@ class RecoverySafe(NeverStale, frozen=True, gc=False):
     """No worker still holds a lease from an earlier run of this broker."""
 
 
+class ReleaseDue(NeverStale, frozen=True, gc=False):
+    """A lane that is being given up may be able to go."""
+
+    lane: int
+    epoch: int  # of the lane
+
+
 class FetchDue(NeverStale, frozen=True, gc=False):
     """Payloads of these steps could not be read, and are read again."""
 
@@ -194,6 +201,7 @@ AnyTimer: TypeAlias = (
     | SliceDue
     | PageDue
     | RecoverySafe
+    | ReleaseDue
     | FetchDue
     | ReloadDue
     | LookDue

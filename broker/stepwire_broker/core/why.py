@@ -16,6 +16,7 @@ CODES: Final[dict[str, str]] = {
     "paused": "the task is paused",
     "executor_paused": "the executor of the step is paused",
     "database_stalled": "the database accepts no writes now, so nothing is dispatched",
+    "lane_moving": "the lane of the task moves to another broker, which hands the step out",
     "broker_draining": "the broker is stopping and dispatches nothing",
     "no_executor": "the executor that the step is routed to is not configured",
     "no_worker_offers": "no connected worker offers the step's handler_class",
@@ -69,7 +70,7 @@ WAITS_FOR: Final[dict[str, str]] = {
     **dict.fromkeys(("breaker_open", "breaker_half_open"), "waiting for a breaker"),
     **dict.fromkeys(("retries_wait", "back_off"), "waiting for a retry"),
     **dict.fromkeys(
-        ("database_stalled", "broker_draining", "not_loaded", "payload_fetched", "queued", "committing"),
+        ("database_stalled", "lane_moving", "broker_draining", "not_loaded", "payload_fetched", "queued", "committing"),
         "waiting for the broker",
     ),
     **dict.fromkeys(("worker_awaited", "handed_out", "result_awaited"), "with a worker"),

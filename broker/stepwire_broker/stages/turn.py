@@ -11,6 +11,7 @@ from stepwire_broker.core.commit.decision import (
     Complaint,
     Decision,
     LaneGone,
+    LaneReleasable,
     OffersLeftOut,
     OrderToStore,
     Read,
@@ -21,7 +22,9 @@ from stepwire_broker.core.commit.decision import (
     WorkerFlaps,
 )
 from stepwire_broker.core.commit.ports import ReadClocks, WirePort
+from stepwire_broker.core.lanes import darkness
 from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.membership.members import Conclusion
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
 from stepwire_broker.core.model.events import Event, Now
 from stepwire_broker.core.model.live import StepProgress
@@ -30,7 +33,9 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(request: OrderToStore | WaitElsewhere | ResultsElsewhere) -> None:
+def _no_other_broker(
+    request: OrderToStore | WaitElsewhere | ResultsElsewhere | LaneReleasable | Conclusion,
+) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
 
 
@@ -49,9 +54,11 @@ class Around(NamedTuple):
     offers_left_out: Callable[[OffersLeftOut], None]
     worker_news: Callable[[WorkerDied | WorkerFlaps], None]
     lane_gone: Callable[[LaneGone], None]
+    release: Callable[[LaneReleasable], None] = _no_other_broker
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
     pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
+    conclude: Callable[[Conclusion], None] = _no_other_broker
 
 
 class Turn:
@@ -89,6 +96,9 @@ class Turn:
         if decision.is_empty:
             return
         around = self._around
+        state = self._machine.state
+        if state.members is not None and darkness.is_dark(state, now := around.clock()):
+            darkness.silence(state, decision, now)
         dispatch.send(around.wire, decision)
         if decision.answers:
             around.answer(decision)
@@ -114,3 +124,7 @@ class Turn:
             around.worker_news(news)
         for gone in decision.lanes_gone:
             around.lane_gone(gone)
+        for conclusion in decision.conclusions:
+            around.conclude(conclusion)
+        for releasable in decision.released:
+            around.release(releasable)

@@ -11,6 +11,7 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.core.membership.cluster_rows import Beaten, Presence, TakeLanes
 
 from .lane import LaneWriter
 from .queries import Queries
@@ -58,6 +59,30 @@ class Cleaning(Protocol):
         """Note that this number of erasures were searched for."""
 
 
+class Cluster(Protocol):
+    """The rows by which brokers on one database share its lanes. Every call waits for the database, and raises
+    BrokerError if it cannot be reached or refuses the call."""
+
+    lease_ms: int
+
+    def beat(self, presence: Presence) -> Beaten:
+        """Change the row of this broker, and read all rows afterwards. Called in one thread."""
+
+    def take(self, takes: TakeLanes) -> list[TakenLane]:
+        """Take lanes. A lane whose row a transaction holds is passed over, unless it is stuck: the connection is then
+        ended. Called in one thread, which may be another one."""
+
+    def release(self, lane: int, epoch: int, to: str | None = None) -> bool:
+        """Give a lane up, so that the broker `to`, or any, may take it. False: it is no longer this broker's. Called in
+        the thread of `take`."""
+
+    def leave(self) -> None:
+        """Give every lane up, and note that this broker has ended."""
+
+    def close(self) -> None:
+        """Close the connection of the beats."""
+
+
 class Orders(Protocol):
     """Commands that this broker stores for the owners of other lanes."""
 
@@ -89,6 +114,10 @@ class Database(Protocol):
     def cleaning(self) -> Cleaning: ...
 
     @property
+    def cluster(self) -> Cluster | None:
+        """None: only one broker can use this database."""
+
+    @property
     def pruning(self) -> Mapping[int, PruneStatements]:
         """By lane, of the start."""
 
@@ -112,5 +141,12 @@ class OpenDatabase(Protocol):
     """Opens the database of `settings.url`: locks, checks and migrates it, and begins a new epoch in it."""
 
     def __call__(
-        self, settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int
+        self,
+        settings: DatabaseSettings,
+        broker_id: str,
+        *,
+        lease_ms: int,
+        broker_lease_ms: int,
+        wall_ms: int,
+        entropy: int,
     ) -> Database: ...

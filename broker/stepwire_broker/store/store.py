@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from stepwire_broker.core.definitions.settings import DatabaseSettings, RetentionSettings
+from stepwire_broker.core.definitions.settings import BrokerSettings, DatabaseSettings, RetentionSettings
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.model.commit_group import CommitGroup
 
@@ -57,11 +57,32 @@ def check_server(settings: DatabaseSettings) -> str | None:
     return check(settings)
 
 
-def open_store(settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int) -> "Store":
-    """Lock, check and migrate the database of `settings.url`, and begin a new epoch in it. `entropy` is 128 random
-    bits. Raises StoreRefused, which names the remedy, when the database cannot be used."""
+def open_store(
+    settings: DatabaseSettings,
+    broker_id: str,
+    *,
+    lease_ms: int,
+    broker_lease_ms: int = BrokerSettings().lease_ms,
+    wall_ms: int,
+    entropy: int,
+) -> "Store":
+    """Lock, check and migrate the database of `settings.url`, and begin a new epoch in it. Raises StoreRefused, which
+    names the remedy, when the database cannot be used.
+
+    `lease_ms`: of workers; `broker_lease_ms`: of this broker, where several share the database. `entropy` is 128 random
+    bits.
+    """
     open_database = ADAPTERS[scheme_of(settings.url)]()
-    return Store(open_database(settings, broker_id, lease_ms=lease_ms, wall_ms=wall_ms, entropy=entropy))
+    return Store(
+        open_database(
+            settings,
+            broker_id,
+            lease_ms=lease_ms,
+            broker_lease_ms=broker_lease_ms,
+            wall_ms=wall_ms,
+            entropy=entropy,
+        )
+    )
 
 
 class Store:
@@ -70,6 +91,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.opened = database.opened
         self.file = database.file
+        self.cluster = database.cluster  # None: no other broker can use this database
         self._database = database
         self._readers = database.readers
         self.orders = database.orders

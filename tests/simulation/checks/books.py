@@ -146,6 +146,8 @@ class Books:
         self.is_closing = False
         self.steps: dict[int, StepBook] = {}
         self.audit_rows = 0  # committed rows of the audit
+        self.carried_out: set[tuple[str | None, str, str]] = set()  # requests, actions and targets of operators
+        self.last_seq: dict[int, int] = {}  # by lane: of its last transaction
         self.tasks: dict[int, TaskBook] = {}
         self.erased: dict[int, int] = {}  # by task: when it was erased
         self.open_tasks: set[int] = set()

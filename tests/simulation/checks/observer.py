@@ -12,6 +12,7 @@ from stepwire_broker.core.workers.level0 import peer_name
 from stepwire_broker.store.lane import Rows
 from stepwire_protocol import messages as wire
 
+from tests.memory_store.tables import LaneOwner
 from tests.simulation.broker_node import BrokerNode
 from tests.simulation.peer_node import PeerNode, RunningAtLevel0
 from tests.simulation.worker_node import Running, WorkerNode
@@ -27,6 +28,7 @@ from . import (
     erasure,
     history,
     level0,
+    owners,
     quotas,
     recovery,
     reports,
@@ -96,9 +98,10 @@ class Checks:
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
-    def committed(self, lane: int, parts: list[Rows], audit_rows: list[AuditNew]) -> None:
+    def committed(self, lane: int, owner: LaneOwner, parts: list[Rows], audit_rows: list[AuditNew]) -> None:
         """The rows are durable now, and `world.tables` shows them."""
         books = self.books
+        owners.check_commit(books, lane, owner)
         audit.check_transaction(books, parts, audit_rows)
         for rows in parts:
             for new in rows.tasks_new:
@@ -436,6 +439,7 @@ class Checks:
         if self._events % RECOUNT_EVERY == 0:
             counts.check_recount(self.books, broker)
             quotas.check_open_steps(self.books, broker)
+            owners.check_memory(self.books, broker)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from stepwire_broker.core.membership.cluster_rows import ObservedBroker
 from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.connecting import connect
 from stepwire_broker.store.postgres.failures import StatementFailed
 from stepwire_broker.store.postgres.fence import Fence, Position
-from stepwire_broker.store.postgres.ownership import ObservedBroker, Ownership, TakenEnd
+from stepwire_broker.store.postgres.ownership import Ownership, TakenEnd
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
 from stepwire_broker.store.postgres.schema import create_tables
 
@@ -37,15 +38,29 @@ def beat(schema: str) -> StatementCall:
 def test_free_lanes_are_taken_up_to_the_wanted_number_and_with_a_new_epoch(schema: str, open_pipeline: Open) -> None:
     ownership, pipeline = Ownership(schema, "b1", 5), open_pipeline()
     assert ownership.take(pipeline, 1) == [TakenEnd(lane=0, epoch=1, end=0)]
-    assert ownership.take(pipeline, 8) == [TakenEnd(lane=1, epoch=1, end=0)]
-    assert ownership.take(pipeline, 8) == []
+    assert ownership.take(pipeline, 8, served=[0]) == [TakenEnd(lane=1, epoch=1, end=0)]
+    assert ownership.take(pipeline, 8, served=[0, 1]) == []
+
+
+def test_own_lanes_that_are_not_served_are_taken_before_free_ones(schema: str, open_pipeline: Open) -> None:
+    ownership, pipeline = Ownership(schema, "b1", 5), open_pipeline()
+    (first,) = ownership.take(pipeline, 1)
+    assert ownership.take(pipeline, 1) == [TakenEnd(first.lane, epoch=2, end=0, former="b1")]
+
+
+def test_lanes_of_a_run_that_was_replaced_are_taken_as_those_of_a_dead_one(
+    server: PostgresServer, schema: str, dead: ObservedBroker, open_pipeline: Open
+) -> None:
+    server.sql(f"UPDATE {schema}.brokers SET epoch = 3, beat = 9")
+    taken = Ownership(schema, "b2", 4).take(open_pipeline(), 8, [ObservedBroker("b1", 1, 0)])
+    assert [lane.former for lane in taken] == ["b1", "b1"]
 
 
 def test_lanes_of_a_former_run_of_the_same_broker_are_taken_again(schema: str, open_pipeline: Open) -> None:
     pipeline = open_pipeline()
     Ownership(schema, "b1", 5).take(pipeline, 8)
     assert Ownership(schema, "b2", 6).take(pipeline, 8) == []
-    assert Ownership(schema, "b1", 7).take(pipeline, 8) == [TakenEnd(0, 2, 0), TakenEnd(1, 2, 0)]
+    assert Ownership(schema, "b1", 7).take(pipeline, 8) == [TakenEnd(0, 2, 0, "b1"), TakenEnd(1, 2, 0, "b1")]
 
 
 def test_a_dead_brokers_lanes_are_taken_with_their_ends_and_its_groups_are_refused(
@@ -54,7 +69,7 @@ def test_a_dead_brokers_lanes_are_taken_with_their_ends_and_its_groups_are_refus
     old, new = open_pipeline(), open_pipeline()
     fence = Fence(schema)
     old.run([BEGIN, fence.call(Position(0, 1, 1)), COMMIT])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(0, 2, 1), TakenEnd(1, 2, 0)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(0, 2, 1, "b1"), TakenEnd(1, 2, 0, "b1")]
     with pytest.raises(StatementFailed) as failed:
         old.run([BEGIN, fence.call(Position(0, 1, 2)), COMMIT])
     assert old.roll_back()
@@ -80,9 +95,9 @@ def test_a_lane_whose_owner_has_a_group_open_is_passed_over(
 ) -> None:
     old, new = open_pipeline(), open_pipeline()
     old.run([BEGIN, Fence(schema).call(Position(0, 1, 1))])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(1, 2, 0)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(1, 2, 0, "b1")]
     old.run([COMMIT])
-    assert Ownership(schema, "b2", 2).take(new, 8, [dead]) == [TakenEnd(0, 2, 1)]
+    assert Ownership(schema, "b2", 2).take(new, 8, [dead], [1]) == [TakenEnd(0, 2, 1, "b1")]
 
 
 def test_two_brokers_that_take_at_the_same_instant_get_different_lanes(schema: str, open_pipeline: Open) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.membership.cluster_rows import Presence
 from stepwire_broker.core.model.commit_group import Committed, LaneLost, LostCommits, Outcome, Stalled, StepStderr
 from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import LANE
@@ -205,20 +206,43 @@ def test_text_that_the_database_cannot_store_is_parked_and_output_of_programs_is
 # -- a start ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_broker_does_not_start_while_the_first_one_lives(place: PostgresPlace) -> None:
-    with Running(place, "b1"), pytest.raises(InUse, match="in use by the broker b1"):
-        open_at(place, "b2")
+def test_a_second_broker_starts_without_a_lane_while_the_first_one_owns_them(place: PostgresPlace) -> None:
+    with Running(place, "b1"):
+        second = open_at(place, "b2")
+        assert second.opened.lanes == ()
+        second.close(1.0)
 
 
-def test_a_broker_that_was_cut_off_is_replaced_when_it_stays_silent(
+def test_a_second_process_with_the_same_id_does_not_start_while_the_first_one_lives(
     server: PostgresServer, place: PostgresPlace
 ) -> None:
-    with Proxy(server.port) as proxy:
-        first = open_at(place._replace(port=proxy.port), "b1")
-        first._database._beats.close()  # type: ignore[attr-defined]
-        with Running(place, "b2") as run:
-            assert (run.taken.lane, run.taken.end) == (LANE, 0)
-        assert first.close(1.0)
+    with Running(place, "b1") as run:
+        ended = threading.Event()
+        assert run.store.cluster is not None
+        cluster = run.store.cluster
+
+        def live() -> None:
+            while not ended.wait(0.1):
+                cluster.beat(Presence())
+
+        beats = threading.Thread(target=live)
+        beats.start()
+        try:
+            with pytest.raises(InUse, match="in use by the broker b1"):
+                open_at(place, "b1")
+        finally:
+            ended.set()
+            beats.join()
+
+
+def test_a_broker_whose_process_has_ended_is_followed_by_another_one_at_once(
+    server: PostgresServer, place: PostgresPlace
+) -> None:
+    first = open_at(place, "b1")
+    server.sql(f"UPDATE {place.schema}.brokers SET pid_started = 1")  # another process has the pid now
+    with Running(place, "b2") as run:
+        assert (run.taken.lane, run.taken.end) == (LANE, 0)
+    assert first.close(1.0)
 
 
 def test_lanes_of_a_database_are_never_fewer_than_it_has(place: PostgresPlace) -> None:
@@ -227,5 +251,10 @@ def test_lanes_of_a_database_are_never_fewer_than_it_has(place: PostgresPlace) -
         pass
     with pytest.raises(StoreRefused, match=r"database.lanes is 2, and the schema .* has 1 lanes: .*db lanes 2"):
         open_database(
-            DatabaseSettings(url=settings.url, schema=settings.schema, lanes=2), "b1", lease_ms=1, wall_ms=1, entropy=1
+            DatabaseSettings(url=settings.url, schema=settings.schema, lanes=2),
+            "b1",
+            lease_ms=1,
+            broker_lease_ms=1_000,
+            wall_ms=1,
+            entropy=1,
         )

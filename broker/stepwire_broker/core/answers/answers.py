@@ -26,6 +26,7 @@ RefusedCode: TypeAlias = Literal[
     "disk_full",
     "database_read_only",
     "database_unavailable",
+    "broker_dark",  # the broker could not renew its lease: the command may have been carried out
     "commit_unknown",  # the broker stopped or lost a lane: the command may have been carried out
     # the data, which the database refused
     "refused_by_database",
@@ -37,7 +38,8 @@ class Answer(Struct, frozen=True):
 
 
 class CommandRefused(Answer, frozen=True):
-    """The command was not carried out, and nothing is stored. Only with `commit_unknown` it may have been."""
+    """The command was not carried out, and nothing is stored. Only with `commit_unknown` or `broker_dark`
+    it may have been."""
 
     code: RefusedCode
     message: str

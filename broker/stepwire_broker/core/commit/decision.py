@@ -7,6 +7,7 @@ from stepwire_protocol.messages import BrokerMessage, Result
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
+from stepwire_broker.core.membership.members import Conclusion
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
@@ -165,6 +166,14 @@ class LaneGone(Struct, frozen=True):
     sessions: int  # that ended, because they held deliveries of the lane
 
 
+class LaneReleasable(Struct, frozen=True):
+    """The broker may give up this lane now: nothing of it is left to write or to send."""
+
+    lane: int
+    epoch: int  # of the lane
+    to: str | None  # the broker that is to own it; None: any
+
+
 class Decision(Struct):
     """Actions to take at once, in this order."""
 
@@ -184,6 +193,8 @@ class Decision(Struct):
     progress: list[StepProgress] = []
     offers_left_out: list[OffersLeftOut] = []
     lanes_gone: list[LaneGone] = []
+    conclusions: list[Conclusion] = []  # from beats
+    released: list[LaneReleasable] = []
 
     @property
     def is_empty(self) -> bool:
@@ -204,4 +215,6 @@ class Decision(Struct):
             or self.progress
             or self.offers_left_out
             or self.lanes_gone
+            or self.conclusions
+            or self.released
         )

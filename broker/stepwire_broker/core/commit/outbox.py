@@ -241,6 +241,13 @@ class Outbox:
             lane.barrier = lane.handed + lane.is_open
         lane.held.append((lane.barrier, send))
 
+    def is_settled(self, number: int) -> bool:
+        """True if every group of this lane is durable, and every send that depends on the lane has left."""
+        lane = self.lanes[number]
+        if not lane.is_idle or lane.is_open or lane.held:
+            return False
+        return not any(each is lane for barriers, _ in self._held for each, _ in barriers)
+
     @property
     def stalled(self) -> StallCode | None:
         """Return why nothing can be written now. None if at least one lane can be written."""

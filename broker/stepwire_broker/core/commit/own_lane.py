@@ -7,6 +7,15 @@ from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from .id_blocks import LaneIds
 
 
+class Release(Struct):
+    """The broker gives the lane up as soon as it may go."""
+
+    to: str | None  # the broker that is to own it; None: any
+    since_mono: int
+    has_cancelled: bool = False  # what had not started by then was taken back from the workers
+    is_due: bool = False  # the lane may go now
+
+
 class OwnLane(Struct, kw_only=True):
     number: int
     epoch: int  # of the lane, not of this broker's start
@@ -18,6 +27,7 @@ class OwnLane(Struct, kw_only=True):
     left_behind: LeftBehind | None  # tasks that the former owner had in memory; None: all were read
     stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
     stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
+    release: Release | None = None  # while the lane is being given up: none of its steps is handed out
 
 
 def count(counts: dict[str, int], name: str, more: int) -> None:

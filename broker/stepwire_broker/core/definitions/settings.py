@@ -17,6 +17,7 @@ Priority: TypeAlias = Annotated[int, Meta(ge=-200, le=200)]  # of a task and a s
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     id: BrokerId = "b1"
     drain_timeout_ms: Ms = 30_000
+    lease_ms: Annotated[int, Meta(ge=1_000, le=600_000)] = 10_000
 
 
 class DatabaseSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from stepwire_broker.core.membership.members import Members
+
 
 class StoredStep(NamedTuple):
     """Columns of steps in the order the loader selects them. `output` is None when it is too large to stay resident."""
@@ -146,6 +148,7 @@ class Opened(Struct, frozen=True):
     lanes: tuple[TakenLane, ...]  # may be empty: other brokers own the lanes
     workflows: list[StoredWorkflow]
     controls: list[StoredControl] = []  # by kind and name
+    members: Members | None = None  # None: no other broker can use this database
     revision: int = 0  # the highest of `controls`
     is_shared: bool = False  # several brokers can use this database at a time
 

@@ -25,7 +25,9 @@ class DispatchRound:
     """One pass of dispatch over the ready queue, with the steps that it took out and could not hand out."""
 
     def __init__(self, state: BrokerState) -> None:
+        # Lanes whose steps are not handed out now. A lane that is being given up leaves its steps to the next owner.
         self.stalled = {n for n, lane in state.outbox.lanes.items() if lane.stalled is not None}
+        self.stalled |= {n for n, own in state.lanes.items() if own.release is not None}
         self.has_rerouted = False  # a step was queued again, for workers that accept larger messages
         self.aside: list[Step] = []  # returned to the queue when the round ends
         self._fetch: list[Step] = []

@@ -11,6 +11,7 @@ import msgspec
 from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
+from stepwire_broker.core.commit.own_lane import OwnLane
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.commit_group import KeyConflict, StallCode, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
@@ -126,8 +127,9 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
 
 def reserve_numbers(state: BrokerState, lane: int, numbers: int) -> None:
     """Reserve further ids of this lane before the reserved ones are used up."""
-    ids = state.lanes[lane].ids
-    if not ids.is_asked and not state.left and ids.left - 1 - numbers < IDS_RESERVED // 2:
+    own = state.lanes[lane]
+    ids = own.ids
+    if not ids.is_asked and not state.left and own.release is None and ids.left - 1 - numbers < IDS_RESERVED // 2:
         ids.is_asked = True
         state.outbox.touch(lane).reserve_ids = min(max(IDS_RESERVED, 2 * numbers), IDS_PER_BLOCK)
 
@@ -159,10 +161,14 @@ def return_numbers(state: BrokerState) -> None:
     its way, other ids follow the unused ones, and nothing is returned."""
     state.left = True
     for lane in state.lanes.values():
-        ids = lane.ids
-        if not ids.is_asked and ids.left:
-            state.outbox.touch(lane.number).unused_ids = (ids.next, ids.last)
-        ids.next = ids.last + 1
+        return_ids(state, lane)
+
+
+def return_ids(state: BrokerState, lane: OwnLane) -> None:
+    ids = lane.ids
+    if not ids.is_asked and ids.left:
+        state.outbox.touch(lane.number).unused_ids = (ids.next, ids.last)
+    ids.next = ids.last + 1
 
 
 def _workflow_of(state: BrokerState, new: NewTask) -> Workflow | None:

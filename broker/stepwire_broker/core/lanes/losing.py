@@ -53,8 +53,9 @@ def forget(state: BrokerState, number: int, cause: LaneEnding, text: str, now: N
     tasks = [task for task in state.tasks.values() if task.lane == number]
     sessions = _forget_tasks(state, tasks)
     _end_handouts(state, unsent, now)
-    for session in sessions:
-        expire(state, session, now)
+    if cause != "released":
+        for session in sessions:
+            expire(state, session, now)
     _forget_counts(state, own)
     state.outbox.keep_controls(lane)
     note_controls(state)

@@ -15,6 +15,7 @@ from stepwire_broker.core.brokers.listeners import Listener, ListenerKind
 from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSettings
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.membership.cluster_rows import Beaten
 
 from .commit_group import Outcome
 from .principal import PROCESS, Grant
@@ -99,6 +100,10 @@ class ReportResult(Command, frozen=True):
     worker: str
     batch_id: str
     result: Result
+
+
+class LearnCatalogue(Command, frozen=True):
+    """Answer after workflows and controls of other brokers were read."""
 
 
 class Forget(Command, frozen=True):
@@ -280,6 +285,7 @@ class ReleaseLane(Struct, frozen=True):
     """Give this lane up as soon as it may go: dispatch nothing more of it, then request the release."""
 
     lane: int
+    to: str | None = None  # the broker that is to own it; None: any
 
 
 class LaneReleased(Struct, frozen=True):
@@ -362,7 +368,10 @@ Event: TypeAlias = (
     | LookedAround
     | CatalogueRead
     | LoadFailed
+    | Beaten
     | LanesTaken
+    | ReleaseLane
+    | LaneReleased
     | LoopWasLate
     | Tick
     | Reconfigure

@@ -164,7 +164,7 @@ def _hold(
             lane.lane: PostgresWriter(partial(pipeline, f"lane {lane.lane}"), schema, lane.lane, lane.epoch)
             for lane in taken
         }
-        opened = _opened(connection, schema, epoch, [(*lane, own) for lane, own in zip(taken, ids, strict=True)])
+        opened = _opened(connection, schema, epoch, [(*lane[:3], own) for lane, own in zip(taken, ids, strict=True)])
         tasks = StoredTasks(broker_id, opened, writers, PostgresState(connection, schema), Now(0, loss.accepted_ms))
         try:
             detail: dict[str, object] = {"deployment_before": loss.deployment_before, "lanes": loss.lanes_in_doubt}

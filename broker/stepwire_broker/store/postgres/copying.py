@@ -33,10 +33,10 @@ from stepwire_broker.store.sqlite.stored_state import SqliteState
 from stepwire_broker.store.tables import metadata
 
 from .address import PostgresAddress, read_address
-from .beats import LEASE_MS
 from .connecting import PostgresConnection, connect_first
 from .database import check
 from .migrating import SCHEMA, SERVES_FROM
+from .namesake import LEASE_MS
 from .reading import PARTLY_REMOVED as PARTLY_REMOVED_OF_LANE
 from .refusals import refusals_of
 from .schema import check_tables, create_tables, read_schema_name

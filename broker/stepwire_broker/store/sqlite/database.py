@@ -32,6 +32,7 @@ class SqliteDatabase:
         self.orders = None  # no other broker can use the file
         self.pruning = {taken.lane: SqlitePruning(writer) for taken in opened.lanes}
         self.cleaning = SqliteCleaning(writer)
+        self.cluster = None
         self._lock = lock
         self._writer = writer
 
@@ -46,7 +47,7 @@ class SqliteDatabase:
 
 
 def open_database(
-    settings: DatabaseSettings, broker_id: str, *, lease_ms: int, wall_ms: int, entropy: int
+    settings: DatabaseSettings, broker_id: str, *, lease_ms: int, broker_lease_ms: int, wall_ms: int, entropy: int
 ) -> SqliteDatabase:
     """Lock, check and migrate the database, and begin a new epoch in it. Raises StoreRefused."""
     path = opening.path_of(settings.url).absolute()  # stays valid when the working directory changes

@@ -1,0 +1,44 @@
+"""The metrics of brokers that share a database, from the state of the core."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+Gauged: TypeAlias = list[tuple[tuple[str, ...], float]]
+
+
+class ClusterFigures(NamedTuple):
+    """The place of this broker among the brokers on its database."""
+
+    lanes: int
+    live_brokers: int
+    is_dark: bool
+    beat_age_ms: int | None  # None: no other broker can use the database
+
+
+ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
+
+
+class ClusterMetric(NamedTuple):
+    name: str
+    help: str
+    read: ReadCluster
+
+
+CLUSTER_METRICS: Final = (
+    ClusterMetric("stepwire_lanes", "Lanes of the database that this broker owns.", lambda c: [((), c.lanes)]),
+    ClusterMetric(
+        "stepwire_brokers_live",
+        "Brokers on the database that are not known to be dead, this one included.",
+        lambda c: [((), c.live_brokers)],
+    ),
+    ClusterMetric(
+        "stepwire_broker_dark",
+        "1 while the broker sends nothing, because its lease in the database may be over.",
+        lambda c: [((), int(c.is_dark))],
+    ),
+    ClusterMetric(
+        "stepwire_beat_age_seconds",
+        "Time since the last beat of this broker that the database confirmed. Only where several brokers can share it.",
+        lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
+    ),
+)

@@ -1,0 +1,66 @@
+"""The effects of a beat on the core: lanes that were lost, lanes to take or to release, and the other brokers."""
+
+from stepwire_broker.core.brokers import addresses, listeners
+from stepwire_broker.core.membership.cluster_rows import Beaten, Presence
+from stepwire_broker.core.membership.members import OwnLanes
+from stepwire_broker.core.model.commit_group import LaneLost
+from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
+from stepwire_broker.core.sharing import orders
+from stepwire_broker.core.state import BrokerState
+
+from . import losing, opening, releasing
+
+
+def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
+    members = state.members
+    assert members is not None
+    own = OwnLanes(
+        served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=lambda each: each[1].unloaded)},
+        leaving=frozenset(number for number, lane in state.lanes.items() if lane.release is not None),
+        is_draining=state.draining,
+        workers=workers(state),
+    )
+    conclusion = members.beaten(event, own)
+    state.decision.conclusions.append(conclusion)
+    if conclusion.replaced is not None:
+        return
+    state.blocks.update(event.blocks)
+    for lane in conclusion.lost:
+        losing.on_lost(state, LaneLost(lane), now)
+    others = [listeners.of_row(row.id, row.listeners) for row in members.live]
+    addresses.on_others(state, others, now)
+    if event.orders or event.controls_revision > state.catalogue.revision:
+        orders.look_now(state)
+    for lane in conclusion.releases:
+        releasing.on_release(state, ReleaseLane(lane), now)
+
+
+def on_taken(state: BrokerState, event: LanesTaken, now: Now) -> None:
+    if state.members is not None:
+        state.members.taken()
+    opening.on_taken(state, event, now)
+
+
+def on_released(state: BrokerState, event: LaneReleased, now: Now) -> None:
+    lane = state.lanes.get(event.lane)
+    if lane is not None and state.members is not None:
+        state.members.released(event.lane, lane.epoch)
+    releasing.on_released(state, event, now)
+
+
+def workers(state: BrokerState) -> int:
+    """Return the number of workers that are connected to this broker, level-0 handlers included."""
+    return sum(not session.dead for session in state.sessions.values()) + len(state.level0.peers)
+
+
+def presence(state: BrokerState, http: str | None, config_digest: str) -> Presence:
+    """Describe this broker for the others."""
+    return Presence(
+        listeners=addresses.row_of(state),
+        http=http,
+        is_draining=state.draining,
+        config_digest=config_digest,
+        open_steps=dict(state.open_by_namespace),
+        workers=workers(state),
+        controls_revision=state.catalogue.revision,
+    )

@@ -1,0 +1,34 @@
+"""L: each lane has one owner. Only the owner writes the lane and speaks of it, and only it has its tasks in memory."""
+
+from tests.memory_store.tables import LaneOwner
+from tests.simulation.broker_node import BrokerNode
+
+from .books import Books
+
+
+def check_commit(books: Books, lane: int, writer_of: LaneOwner) -> None:
+    """L1: a transaction is durable now. Its lane has the owner and the epoch for which the writer was opened, and its
+    sequence follows the one before."""
+    tables = books.world.tables
+    row, seq = tables.lanes[lane], tables.seqs[lane]
+    if row != writer_of:
+        books.fail("L1 only its owner writes a lane", f"lane {lane}: {writer_of} wrote, and {row} owns it")
+    if seq != books.last_seq.get(lane, 0) + 1:
+        books.fail("L1 a lane's sequence has no gap", f"lane {lane}: {seq} follows {books.last_seq.get(lane, 0)}")
+    books.last_seq[lane] = seq
+
+
+def check_memory(books: Books, broker: BrokerNode) -> None:
+    """L4: the tasks in a broker's memory are of lanes that it has opened. L2: no other broker that may speak has opened
+    one of them."""
+    lanes = broker.state.outbox.lanes
+    for task in broker.state.tasks.values():
+        if task.lane not in lanes:
+            books.fail("L4 a broker has only tasks of its lanes", f"task {task.id} of lane {task.lane} at {broker.id}")
+    if broker.state.lanes.keys() != lanes.keys():
+        books.fail("L4 a broker has only tasks of its lanes", f"{list(broker.state.lanes)} and {list(lanes)}")
+    for other in books.world.brokers:
+        if other is not broker and other.is_alive and not (broker.is_dark or other.is_dark):
+            both = lanes.keys() & other.state.outbox.lanes.keys()
+            if both:
+                books.fail("L2 a lane has one owner that may speak", f"{sorted(both)} at {broker.id} and {other.id}")
