@@ -187,6 +187,16 @@ def test_after_an_outage_of_the_database_every_broker_has_a_lease_to_come_back()
     assert [bool(verdict.takes) for verdict in site.beats(5)] == [False] * 4 + [True]
 
 
+def test_the_silence_of_another_broker_is_measured_from_its_last_change() -> None:
+    site = Site(lanes=2, b1=1, b2=1)
+    site.beat()
+    site.silent = {"b2"}
+    site.beats(2)
+    assert site.members.last is not None
+    (row,) = [row for row in site.members.last.brokers if row.id == "b2"]
+    assert site.members.silent_ms(row, site.mono) == 2 * BEAT_MS
+
+
 def test_a_single_missed_own_beat_does_not_begin_the_watch_again() -> None:
     site = Site(lanes=2, b1=1, b2=1)
     site.beat()

@@ -69,7 +69,7 @@ def test_a_client_waits_by_the_rows_for_a_task_of_another_broker() -> None:
 
 
 def test_every_command_on_a_task_or_step_has_a_form_as_an_order() -> None:
-    members = {"task_id", "step_id"}
+    members = {"task_id", "step_id", "lane"}
     of_tasks = {kind.__name__ for kind in events.Command.__subclasses__() if members & set(kind.__struct_fields__)} | {
         kind.__name__ for kind in events.CommandOfOperator.__subclasses__() if members & set(kind.__struct_fields__)
     }

@@ -12,7 +12,7 @@ from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
-from stepwire_broker.core.membership.cluster_rows import BrokerRow
+from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.principal import Grant, Rights
@@ -157,7 +157,7 @@ def _other_broker(broker: EnginePort, row: BrokerRow) -> BrokerView:
         any(each.id == row.id for each in members.live),
         members.silent_ms(row, broker.now().mono),
         row.is_draining,
-        sum(row.open_steps.values()),
+        row.open_steps.get(ALL, 0),
         row.workers,
         row.http,
         row.config_digest,
