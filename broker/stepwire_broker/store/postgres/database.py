@@ -21,7 +21,7 @@ from .cluster import FormerRun, PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
 from .listening import check_listening
-from .namesake import lanes_of_others, wait_until_silent
+from .namesake import wait_until_silent
 from .orders import PostgresOrders
 from .pipeline import ANSWER_S, Pipeline
 from .pruning import PostgresPruning
@@ -166,10 +166,16 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
 
 
 def _refuse_doubt(connection: PostgresConnection, schema: str, broker_id: str) -> None:
-    """Refuse lanes whose owner has ended, because no process knows how far they were written. A living owner knows."""
-    others = lanes_of_others(connection, schema, broker_id)
-    lanes = [lane for lane in lanes_in_doubt(connection, schema) if lane not in others]
-    if lanes:
+    """Refuse if no process knows how far the lanes were written. A lane of another broker may have a living owner; if
+    it has none, the lane stays without an owner, and `/readyz` names it."""
+    lanes = lanes_in_doubt(connection, schema)
+    (others,) = _one(
+        connection,
+        f"SELECT count(*) FROM {schema}.lanes "  # noqa: S608
+        "WHERE NOT (id = ANY (%(doubted)s::int[])) OR (owner IS NOT NULL AND owner <> %(broker)s)",
+        {"doubted": lanes, "broker": broker_id},
+    )
+    if lanes and not others:
         numbers = ", ".join(map(str, lanes))
         raise StoreRefused(
             f"the server has another timeline than the lanes {numbers} of the schema {schema}: it was promoted, "

@@ -83,16 +83,6 @@ def wait_until_silent(
     return max(0, first.lease_ms - int(waited_s * 1000))
 
 
-def lanes_of_others(connection: PostgresConnection, schema: str, broker: str) -> set[int]:
-    """Return the lanes whose owner is another broker that may be alive."""
-    rows = connection.execute(
-        f"SELECT l.id, b.host, b.pid, b.pid_started FROM {schema}.lanes AS l JOIN {schema}.brokers AS b "  # noqa: S608
-        "ON (b.id, b.epoch) = (l.owner, l.owner_epoch) WHERE b.id <> %s AND NOT b.is_draining".encode(),
-        (broker,),
-    ).fetchall()
-    return {lane for lane, *process in rows if not BrokerProcess(*process).is_gone()}
-
-
 def _row(connection: PostgresConnection, schema: str, broker: str) -> Namesake | None:
     row = connection.execute(
         f"SELECT epoch, beat, lease_ms, is_draining, host, pid, pid_started FROM {schema}.brokers "  # noqa: S608
