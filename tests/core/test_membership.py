@@ -187,6 +187,17 @@ def test_after_an_outage_of_the_database_every_broker_has_a_lease_to_come_back()
     assert [bool(verdict.takes) for verdict in site.beats(5)] == [False] * 4 + [True]
 
 
+def test_the_silence_of_another_broker_is_measured_from_its_last_change() -> None:
+    site = Site(lanes=2, b1=1, b2=1)
+    site.beat()
+    site.silent = {"b2"}
+    site.beats(2)
+    assert site.members.silent_ms("b2", site.mono) == 2 * BEAT_MS
+    assert site.members.silent_ms("b1", site.mono) is None
+    assert site.members.silent_ms("b9", site.mono) is None
+    assert [row.id for row in site.members.rows] == ["b1", "b2"]
+
+
 def test_a_single_missed_own_beat_does_not_begin_the_watch_again() -> None:
     site = Site(lanes=2, b1=1, b2=1)
     site.beat()

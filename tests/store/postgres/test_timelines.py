@@ -30,7 +30,7 @@ def place(server: PostgresServer) -> PostgresPlace:
 
 
 def start_and_stop(settings: DatabaseSettings) -> None:
-    database = open_database(settings, "b2", lease_ms=10_000, wall_ms=NOW, entropy=1)
+    database = open_database(settings, "b2", lease_ms=10_000, broker_lease_ms=10_000, wall_ms=NOW, entropy=1)
     database.readers.close()
     for writer in database.writers.values():
         writer.close()

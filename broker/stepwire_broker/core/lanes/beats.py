@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from stepwire_broker.core.brokers import addresses, listeners
-from stepwire_broker.core.commit.own_lane import count
+from stepwire_broker.core.commit.own_lane import OwnLane, count
 from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow, Presence
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
@@ -18,7 +18,7 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
     members = state.members
     assert members is not None
     own = OwnLanes(
-        served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=lambda each: each[1].unloaded)},
+        served={number: lane.epoch for number, lane in sorted(state.lanes.items(), key=_open_steps)},
         leaving=frozenset(number for number, lane in state.lanes.items() if lane.release is not None),
         is_draining=state.draining,
         workers=workers(state),
@@ -32,11 +32,16 @@ def on_beaten(state: BrokerState, event: Beaten, now: Now) -> None:
         losing.on_lost(state, LaneLost(lane), now)
     others = [listeners.of_row(row.id, row.listeners) for row in members.live]
     addresses.on_others(state, others, now)
-    state.open_elsewhere = _open_steps(members.live)
+    state.open_elsewhere = _described(members.live)
     if event.orders or event.controls_revision > state.catalogue.revision:
         orders.look_now(state)
     for lane in conclusion.releases:
         releasing.on_release(state, ReleaseLane(lane), now)
+
+
+def _open_steps(lane: tuple[int, OwnLane]) -> int:
+    """The lane with the fewest open steps is released first."""
+    return sum(lane[1].open_by_namespace.values())
 
 
 def on_taken(state: BrokerState, event: LanesTaken, now: Now) -> None:
@@ -52,8 +57,8 @@ def on_released(state: BrokerState, event: LaneReleased, now: Now) -> None:
     releasing.on_released(state, event, now)
 
 
-def _open_steps(brokers: Iterable[BrokerRow]) -> dict[str, int]:
-    """Add up what the brokers described at their last beats."""
+def _described(brokers: Iterable[BrokerRow]) -> dict[str, int]:
+    """Add up the open steps that the brokers described at their last beats."""
     counts: dict[str, int] = {}
     for broker in brokers:
         for namespace, steps in broker.open_steps.items():

@@ -6,7 +6,7 @@ so that the rows which a take reads never delay a beat.
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any, Final
 
@@ -144,7 +144,7 @@ class PostgresCluster:
         leases = StatementCall(self._leases)
         _, *reserved, work, blocks, worker_leases, _ = pipeline.run([BEGIN, *reserve, *reads, leases, COMMIT])
         counts = counts_by_lane((_int(a), (b or b"").decode(), _int(c), _int(d)) for a, b, c, d in work.rows)
-        lease_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
+        leases_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
 
         def opened(each: TakenEnd, ids: tuple[int, int]) -> TakenLane:
             open_tasks, open_steps = counts.get(each.lane, NO_TASKS)
@@ -155,8 +155,7 @@ class PostgresCluster:
                 ids,
                 open_tasks,
                 open_steps,
-                # A released lane does not name its former owner.
-                lease_ms.get(each.former, 0) if each.former else max(lease_ms.values(), default=0),
+                _lease_ms(each, leases_ms),
                 tuple(_int(number) for number, lane in blocks.rows if _int(lane) == each.lane),
                 self._unproven_ms if each.former == self._broker else 0,
             )
@@ -210,6 +209,13 @@ def _checked(row: _StoredBroker) -> BrokerRow:
     values = {name: getattr(row, name) for name in BrokerRow.__struct_fields__}
     values["is_gone"] = BrokerProcess(row.host, row.pid, row.pid_started).is_gone()
     return BrokerRow(**values)
+
+
+def _lease_ms(taken: TakenEnd, leases_ms: Mapping[str, int]) -> int:
+    """Return the longest lease that workers may hold from a former owner. A released lane does not name that owner."""
+    if taken.epoch == 1:
+        return 0
+    return leases_ms.get(taken.former, 0) if taken.former else max(leases_ms.values(), default=0)
 
 
 def _int(value: bytes | None) -> int:
