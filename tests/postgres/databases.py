@@ -18,11 +18,19 @@ puts pgbouncer in transaction mode between the broker and the server.
 import atexit
 import hashlib
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.store.postgres.stored_state import open_state
+from stepwire_broker.store.sqlite.backup import open_stored
+from stepwire_broker.store.sqlite.opening import path_of
+from stepwire_broker.store.sqlite.stored_state import SqliteState
+from stepwire_broker.store.stored_state import StoredState
 
 from .pooler import Pooler
 from .server import PostgresServer
@@ -53,6 +61,31 @@ def pooler_port(server: PostgresServer) -> int:
         # Connections of a lane that waits are open transactions, and each store has its own.
         _poolers[server] = Pooler(server, connections=80)
     return _poolers[server].port
+
+
+def state_of(settings: DatabaseSettings) -> AbstractContextManager[StoredState]:
+    """The state of a test's database, for reading."""
+    return open_state(settings, "test") if LANES else _state_of_file(settings)
+
+
+@contextmanager
+def _state_of_file(settings: DatabaseSettings) -> Iterator[StoredState]:
+    with closing(open_stored(path_of(settings.url))) as connection:
+        yield SqliteState(connection)
+
+
+@contextmanager
+def writes_held(settings: DatabaseSettings) -> Iterator[None]:
+    """No broker can write meanwhile: another connection has the lock."""
+    if LANES == 0:
+        with closing(sqlite3.connect(path_of(settings.url), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+        return
+    with _server().connect() as connection, connection.transaction():
+        connection.execute(f"SELECT 1 FROM {settings.schema}.lanes FOR UPDATE".encode())
+        yield
 
 
 def give_lane(settings: DatabaseSettings, lane: int, broker: str) -> None:

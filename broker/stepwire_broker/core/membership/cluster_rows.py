@@ -46,6 +46,7 @@ class LaneOwner(Struct, frozen=True, array_like=True):
     owner: str | None = None
     owner_epoch: int | None = None
     epoch: int = 0
+    is_in_doubt: bool = False  # commits may have been lost since its owner's last group, so no broker takes it
 
 
 class Beaten(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from .namesake import BrokerProcess
 from .ownership import Ownership, TakenEnd
 from .pipeline import BEGIN, COMMIT, ROLLBACK, Pipeline, Statement, StatementCall
 from .statements import ColdStatements, reserved_ids
+from .timelines import IN_DOUBT
 
 BEAT_S: Final = 2.0  # for the answer to a beat
 BLOCKER_S: Final = 2.0  # for a transaction that holds a lane to appear as the blocker of another one, and to end
@@ -72,7 +73,9 @@ class PostgresCluster:
         self._ownership = Ownership(schema, broker, epoch, trusts_failover=trusts_failover)
         self._cold = ColdStatements(schema)
         self._beat = Statement("beat", _BEAT.format(schema=schema))
-        self._read = Statement("read_cluster", _READ.format(schema=schema))
+        self._read = Statement(
+            "read_cluster", _READ.format(schema=schema, in_doubt="false" if trusts_failover else IN_DOUBT)
+        )
         self._leave = Statement("leave", _LEAVE.format(schema=schema))
         self._open_work = Statement("open_work", _OPEN_WORK.format(schema=schema))
         self._leases = Statement("worker_leases", _LEASES.format(schema=schema))
@@ -242,7 +245,7 @@ SELECT json_build_object(
    coalesce(listeners, '') AS listeners, http, coalesce(version, '') AS version, is_draining, config_digest,
    coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision, host, pid,
    pid_started FROM {schema}.brokers) AS b),
- 'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch) ORDER BY id), '[]')
+ 'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch, {in_doubt}) ORDER BY id), '[]')
    FROM {schema}.lanes),
  'orders', (SELECT coalesce(json_agg(DISTINCT o.lane), '[]') FROM {schema}.orders AS o JOIN {schema}.lanes AS l
    ON l.id = o.lane WHERE o.answer IS NULL AND l.owner = $1::text),

@@ -112,7 +112,7 @@ def open_database(
         check_tables(connection, schema, settings.lanes)
         unproven_ms = wait_until_silent(connection, schema, broker_id)
         if settings.lost_commits == "stop":
-            _refuse_doubt(connection, schema)
+            _refuse_doubt(connection, schema, broker_id)
         begun_mono = read_clocks().mono
         epoch = _begin_epoch(connection, schema, broker_id, lease_ms, broker_lease_ms, wall_ms, entropy)
         cluster = PostgresCluster(
@@ -163,10 +163,17 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
 
 
-def _refuse_doubt(connection: PostgresConnection, schema: str) -> None:
-    """No owner of these lanes is alive, so no process knows how far they were written."""
+def _refuse_doubt(connection: PostgresConnection, schema: str, broker_id: str) -> None:
+    """Refuse if no process knows how far the lanes were written. A lane of another broker may have a living owner; if
+    it has none, the lane stays without an owner, and `/readyz` names it."""
     lanes = lanes_in_doubt(connection, schema)
-    if lanes:
+    (others,) = _one(
+        connection,
+        f"SELECT count(*) FROM {schema}.lanes "  # noqa: S608
+        "WHERE NOT (id = ANY (%(doubted)s::int[])) OR (owner IS NOT NULL AND owner <> %(broker)s)",
+        {"doubted": lanes, "broker": broker_id},
+    )
+    if lanes and not others:
         numbers = ", ".join(map(str, lanes))
         raise StoreRefused(
             f"the server has another timeline than the lanes {numbers} of the schema {schema}: it was promoted, "

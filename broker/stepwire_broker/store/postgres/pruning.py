@@ -2,7 +2,7 @@
 owner of a lane removes its rows.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,8 @@ from stepwire_broker.store.retention import (
     Removed,
 )
 
-from .pipeline import Statement, StatementCall
+from .failures import NotYet, StatementFailed
+from .pipeline import Statement, StatementCall, StatementReply
 from .reading import PARTLY_REMOVED
 from .writer import PostgresWriter
 
@@ -48,8 +49,23 @@ class PostgresPruning:
             )
             for state, before in before_ms.items()
         ]
-        counts = [tuple(int(value or 0) for value in reply.rows[0]) for reply in self._writer.run_in_lane(calls)]
+        counts = [tuple(int(value or 0) for value in reply.rows[0]) for reply in self._run(calls)]
         return Removed(*map(sum, zip(*counts, strict=True)))
+
+    def _run(self, calls: Sequence[StatementCall]) -> list[StatementReply]:
+        """Run statements in a transaction without a sequence, in one trip. Raises NotYet, and commits nothing, if the
+        lane belongs to another epoch."""
+        writer = self._writer
+        try:
+            writer.begin()
+            writer.trips.calls += [writer.hold, *calls]
+            writer.commit()
+        except BaseException as error:
+            writer.abandon()
+            if isinstance(error, StatementFailed) and error.name == writer.hold.statement.name:
+                raise NotYet("the lane belongs to another broker") from error
+            raise
+        return writer.replies[-1 - len(calls) : -1]
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class PostgresWriter:
         self.trips = Trips(self._timeline.connect)
         self.rows = GroupRows(self.trips, schema, lane)
         self._place = Position(lane, epoch, 0)
+        self.hold = self._fence.hold(lane, epoch)  # for a transaction without a sequence, in one trip
+        self.replies: list[StatementReply] = []  # of the last trip that was committed
         self._is_unconfirmed = False  # the last COMMIT was not confirmed by the synchronous standby
 
     # -- the transaction ----------------------------------------------------------------------------------------------
@@ -65,7 +67,11 @@ class PostgresWriter:
         self.trips.calls.append(BEGIN)
 
     def commit(self) -> None:
-        self._send_whole()
+        try:
+            self.replies = self._send(COMMIT)
+        except CommitUnconfirmed:
+            self._is_unconfirmed = True
+            raise
         self.rows.committed()
         self._timeline.committed()
 
@@ -90,30 +96,6 @@ class PostgresWriter:
         if verdict == "repeat":
             raise NotYet("the group before this one was committed a moment ago")
         return self._place.seq
-
-    def run_in_lane(self, calls: Sequence[StatementCall]) -> list[StatementReply]:
-        """Run statements in a transaction without a sequence, in one trip. Raises NotYet, and commits nothing, if the
-        lane belongs to another epoch."""
-        hold = self._fence.hold(self._lane, self._epoch)
-        try:
-            self.begin()
-            self.trips.calls += [hold, *calls]
-            return self._send_whole()[-1 - len(calls) : -1]
-        except StatementFailed as error:
-            self.abandon()
-            if error.name == hold.statement.name:
-                raise NotYet("the lane belongs to another broker") from error
-            raise
-        except BaseException:
-            self.abandon()
-            raise
-
-    def _send_whole(self) -> list[StatementReply]:
-        try:
-            return self._send(COMMIT)
-        except CommitUnconfirmed:
-            self._is_unconfirmed = True
-            raise
 
     def lock(self) -> None:
         """Lock the lane for a transaction without a sequence. Raises NotYet if the lane belongs to another epoch: the
