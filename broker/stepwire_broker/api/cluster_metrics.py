@@ -1,7 +1,7 @@
 """The metrics of brokers that share a database, from the state of the core."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 Gauged: TypeAlias = list[tuple[tuple[str, ...], float]]
 
@@ -15,30 +15,49 @@ class ClusterFigures(NamedTuple):
     beat_age_ms: int | None  # None: no other broker can use the database
 
 
-ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
+class Core(Protocol):
+    """The figures of the core that these metrics need."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    @property
+    def cluster(self) -> ClusterFigures: ...
+
+
+class MeasuredCluster(Protocol):
+    @property
+    def core(self) -> Core: ...
 
 
 class ClusterMetric(NamedTuple):
     name: str
     help: str
-    read: ReadCluster
+    read: Callable[[MeasuredCluster], Gauged]
 
 
 CLUSTER_METRICS: Final = (
-    ClusterMetric("stepwire_lanes", "Lanes of the database that this broker owns.", lambda c: [((), c.lanes)]),
+    ClusterMetric(
+        "stepwire_draining",
+        "1 while the broker drains and accepts no new work.",
+        lambda m: [((), int(m.core.is_draining))],
+    ),
+    ClusterMetric(
+        "stepwire_lanes", "Lanes of the database that this broker owns.", lambda m: [((), m.core.cluster.lanes)]
+    ),
     ClusterMetric(
         "stepwire_brokers_live",
         "Brokers on the database that are not known to be dead, this one included.",
-        lambda c: [((), c.live_brokers)],
+        lambda m: [((), m.core.cluster.live_brokers)],
     ),
     ClusterMetric(
         "stepwire_broker_dark",
         "1 while the broker sends nothing, because its lease in the database may be over.",
-        lambda c: [((), int(c.is_dark))],
+        lambda m: [((), int(m.core.cluster.is_dark))],
     ),
     ClusterMetric(
         "stepwire_beat_age_seconds",
         "Time since the last beat of this broker that the database confirmed. Only where several brokers can share it.",
-        lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
+        lambda m: [((), ms / 1000)] if (ms := m.core.cluster.beat_age_ms) is not None else [],
     ),
 )

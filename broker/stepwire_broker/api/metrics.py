@@ -21,7 +21,7 @@ from stepwire_broker.posture import INSECURE
 
 from . import core_views
 from .bus_metrics import BUS_METRICS, Counted, ReadCounters
-from .cluster_metrics import CLUSTER_METRICS, Gauged, ReadCluster
+from .cluster_metrics import CLUSTER_METRICS
 from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
@@ -58,10 +58,6 @@ class Measured(NamedTuple):
 
 def _of_wire(read: ReadCounters) -> Callable[[Measured], Counted]:
     return lambda measured: read(measured.wire)
-
-
-def _of_cluster(read: ReadCluster) -> Callable[[Measured], Gauged]:
-    return lambda measured: read(measured.core.cluster)
 
 
 def _refusals(measured: Measured) -> dict[str, int]:
@@ -378,14 +374,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Delay of the event loop, measured four times a second.",
         lambda m: m.loop.loop_lag_s,
     ),
-    Metric(
-        "stepwire_draining",
-        "gauge",
-        (),
-        "1 while the broker drains and accepts no new work.",
-        lambda m: int(m.core.is_draining),
-    ),
-    *(Metric(one.name, "gauge", (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
+    *(Metric(one.name, "gauge", (), one.help, one.read) for one in CLUSTER_METRICS),
     Metric(
         "stepwire_broker_info",
         "gauge",
