@@ -26,7 +26,7 @@ from .tables import Tables
 
 
 class BeatRows(NamedTuple):
-    """What the server answers to a beat."""
+    """The answer of the server to a beat."""
 
     brokers: tuple[BrokerRow, ...]
     lanes: tuple[LaneOwner, ...]

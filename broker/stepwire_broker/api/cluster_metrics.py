@@ -1,7 +1,7 @@
 """The metrics of brokers that share a database, from the state of the core."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Gauged: TypeAlias = list[tuple[tuple[str, ...], float]]
 
@@ -13,51 +13,47 @@ class ClusterFigures(NamedTuple):
     live_brokers: int
     is_dark: bool
     beat_age_ms: int | None  # None: no other broker can use the database
+    orders_sent: int
+    orders_answered: int
 
 
-class Core(Protocol):
-    """The figures of the core that these metrics need."""
-
-    @property
-    def is_draining(self) -> bool: ...
-
-    @property
-    def cluster(self) -> ClusterFigures: ...
-
-
-class MeasuredCluster(Protocol):
-    @property
-    def core(self) -> Core: ...
+ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
 
 
 class ClusterMetric(NamedTuple):
     name: str
     help: str
-    read: Callable[[MeasuredCluster], Gauged]
+    read: ReadCluster
+    kind: Literal["gauge", "counter"] = "gauge"
 
 
 CLUSTER_METRICS: Final = (
-    ClusterMetric(
-        "stepwire_draining",
-        "1 while the broker drains and accepts no new work.",
-        lambda m: [((), int(m.core.is_draining))],
-    ),
-    ClusterMetric(
-        "stepwire_lanes", "Lanes of the database that this broker owns.", lambda m: [((), m.core.cluster.lanes)]
-    ),
+    ClusterMetric("stepwire_lanes", "Lanes of the database that this broker owns.", lambda c: [((), c.lanes)]),
     ClusterMetric(
         "stepwire_brokers_live",
         "Brokers on the database that are not known to be dead, this one included.",
-        lambda m: [((), m.core.cluster.live_brokers)],
+        lambda c: [((), c.live_brokers)],
     ),
     ClusterMetric(
         "stepwire_broker_dark",
         "1 while the broker sends nothing, because its lease in the database may be over.",
-        lambda m: [((), int(m.core.cluster.is_dark))],
+        lambda c: [((), int(c.is_dark))],
     ),
     ClusterMetric(
         "stepwire_beat_age_seconds",
         "Time since the last beat of this broker that the database confirmed. Only where several brokers can share it.",
-        lambda m: [((), ms / 1000)] if (ms := m.core.cluster.beat_age_ms) is not None else [],
+        lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
+    ),
+    ClusterMetric(
+        "stepwire_orders_sent_total",
+        "Commands of this broker's clients that were stored for the owner of the task, another broker.",
+        lambda c: [((), c.orders_sent)],
+        "counter",
+    ),
+    ClusterMetric(
+        "stepwire_orders_answered_total",
+        "Commands of other brokers' clients that this broker has answered as the owner of the task.",
+        lambda c: [((), c.orders_answered)],
+        "counter",
     ),
 )

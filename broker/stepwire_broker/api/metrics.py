@@ -21,7 +21,7 @@ from stepwire_broker.posture import INSECURE
 
 from . import core_views
 from .bus_metrics import BUS_METRICS, Counted, ReadCounters
-from .cluster_metrics import CLUSTER_METRICS
+from .cluster_metrics import CLUSTER_METRICS, Gauged, ReadCluster
 from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
@@ -58,6 +58,10 @@ class Measured(NamedTuple):
 
 def _of_wire(read: ReadCounters) -> Callable[[Measured], Counted]:
     return lambda measured: read(measured.wire)
+
+
+def _of_cluster(read: ReadCluster) -> Callable[[Measured], Gauged]:
+    return lambda measured: read(measured.core.cluster)
 
 
 def _refusals(measured: Measured) -> dict[str, int]:
@@ -239,20 +243,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.counters.lease_expiries,
     ),
     Metric(
-        "stepwire_orders_sent_total",
-        "counter",
-        (),
-        "Commands of this broker's clients that were stored for the owner of the task, another broker.",
-        lambda m: m.core.counters.orders_sent,
-    ),
-    Metric(
-        "stepwire_orders_answered_total",
-        "counter",
-        (),
-        "Commands of other brokers' clients that this broker has answered as the owner of the task.",
-        lambda m: m.core.counters.orders_answered,
-    ),
-    Metric(
         "stepwire_audit_rows_total",
         "counter",
         (),
@@ -374,7 +364,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Delay of the event loop, measured four times a second.",
         lambda m: m.loop.loop_lag_s,
     ),
-    *(Metric(one.name, "gauge", (), one.help, one.read) for one in CLUSTER_METRICS),
+    Metric(
+        "stepwire_draining",
+        "gauge",
+        (),
+        "1 while the broker drains and accepts no new work.",
+        lambda m: int(m.core.is_draining),
+    ),
+    *(Metric(one.name, one.kind, (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
     Metric(
         "stepwire_broker_info",
         "gauge",
