@@ -106,7 +106,8 @@ class Api(NamedTuple):
         if data is not None:
             said["Content-Type"] = "application/json"
         said |= headers or {}
-        port = self.owner_port if OF_OWNER.match(f"{method} {path}") else self.port
+        is_of_owner = OF_OWNER.match(f"{method} {path}") and self.broker.next_answer is None
+        port = self.owner_port if is_of_owner else self.port
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         try:
             connection.putrequest(method, path, skip_host="Host" in said)

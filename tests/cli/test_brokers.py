@@ -110,20 +110,20 @@ def test_a_lane_moves_to_the_named_broker_and_a_wrong_name_is_refused(pair: Pair
     done: Ended = at.stepwire("lane", "move", str(lane), "--to", to, "--json")
     assert done.code == OK, done
     eventually(lambda: pair.lanes()[lane] == to, "the lane to be owned by the named broker", 60)
+    (row,) = at.stepwire("audit", "list", "--action", "move_lane", "--json").json
+    assert (row["target"], row["outcome"], row["detail"]) == (f"lane {lane}", "done", {"to": to})
     refused = at.stepwire("lane", "move", str(lane), "--to", "b9")
     assert refused.code == NOT_FOUND
     assert "no broker b9 is alive; alive are b1, b2" in refused.err
     assert at.stepwire("lane", "move", "99", "--to", "b1").code == NOT_FOUND
 
 
-def test_a_rule_holds_at_the_other_broker(pair: Pair) -> None:
+def test_a_rule_holds_at_the_other_broker_when_the_wait_for_it_ends(pair: Pair) -> None:
     assert pair.b1.stepwire("executor", "route", "a::**", "--selector", "gpu=true").code == OK
 
-    def holds() -> bool:
-        rules = pair.b2.stepwire("executor", "routes", "--json").json
-        return "a::**" in [rule["match"] for rule in rules]
-
-    eventually(holds, "the rule to hold at the other broker", 60)
+    assert pair.b1.stepwire("broker", "list", "--wait").code == OK
+    rules = pair.b2.stepwire("executor", "routes", "--json").json
+    assert "a::**" in [rule["match"] for rule in rules]
 
 
 def test_a_broker_with_a_file_is_alone(shop: Place) -> None:

@@ -192,9 +192,10 @@ def test_the_silence_of_another_broker_is_measured_from_its_last_change() -> Non
     site.beat()
     site.silent = {"b2"}
     site.beats(2)
-    assert site.members.last is not None
-    (row,) = [row for row in site.members.last.brokers if row.id == "b2"]
-    assert site.members.silent_ms(row, site.mono) == 2 * BEAT_MS
+    assert site.members.silent_ms("b2", site.mono) == 2 * BEAT_MS
+    assert site.members.silent_ms("b1", site.mono) is None
+    assert site.members.silent_ms("b9", site.mono) is None
+    assert [row.id for row in site.members.rows] == ["b1", "b2"]
 
 
 def test_a_single_missed_own_beat_does_not_begin_the_watch_again() -> None:

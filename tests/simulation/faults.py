@@ -30,6 +30,9 @@ CLUSTER_KINDS: Final = (  # only with several brokers
     "broker_away",  # it is killed, and its next start comes long after the end of its lease
     "database_cut",  # the network between one broker and the database, one way or both
     "database_down",  # the outcome of every open transaction is unknown
+    "beats_stopped",  # the thread that beats stands still while the loop turns
+    "loop_hangs",  # the loop stands still while the threads go on
+    "worker_elsewhere",  # a worker process is connected to one broker only, until the faults end
     "late_commit",  # a COMMIT is executed up to 30 s after its client gave up
 )
 KINDS: Final = (

@@ -24,6 +24,7 @@ from stepwire_broker.core.model.events import (
 )
 
 from . import flows
+from .checks.submissions import UNKNOWN
 from .worker_node import HANDLERS
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class People:
             submission.is_over = True
         elif isinstance(answer, CommandRefused) and answer.code == "refused_by_database":
             submission.is_over = True
-        elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code != "refused_by_database"):
+        elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code not in UNKNOWN):
             self.world.schedule.after(100.0 + 900.0 * self.chance.random(), self._submit, submission)
         else:
             submission.is_over = True  # its outcome is unknown, and without keys it must not be repeated

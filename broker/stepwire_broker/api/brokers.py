@@ -10,11 +10,11 @@ from .replies import Reply, encode
 
 class BrokerDocument(Struct, frozen=True, kw_only=True):
     """A broker, as its row described it at this broker's last look. `is_answering`: the broker that sends this answer.
-    `beat_age_ms`: how long this broker has seen no new beat of it, null before the first. `is_alive`: false after a
-    whole lease without a beat. `open_steps` are those of its own lanes. `workers`: sessions and level-0 handlers.
-    `config_differs`: its digest of the configuration is another one than that of the broker that answers, although
-    routing and commands must be the same everywhere. `controls_revision`: the last change of rules, breakers, paused
-    executors, drained workers and workflows that it uses."""
+    `beat_age_ms`: for how long that broker has seen no new beat of it; null on SQLite, where nothing beats. `is_alive`:
+    false after a whole lease without a beat. `open_steps` are those of its own lanes. `workers`: sessions and level-0
+    handlers. `config_differs`: its digest of the configuration is another one than that of the broker that answers,
+    although routing and commands must be the same everywhere. `controls_revision`: the last change of rules, breakers,
+    paused executors, drained workers and workflows that it uses."""
 
     broker: str
     epoch: int
@@ -33,6 +33,8 @@ class BrokerDocument(Struct, frozen=True, kw_only=True):
 
 
 class BrokerList(Struct, frozen=True):
+    """`controls_revision`: the last change that is stored. Every broker uses it within moments."""
+
     broker: str
     epoch: int
     controls_revision: int
@@ -66,7 +68,7 @@ async def page(call: HttpCall) -> Reply:
             owned.setdefault(lane.owner, []).append(lane.id)
     found = core_views.brokers(broker, VERSION)
     digest = next(each.config_digest for each in found if each.is_answering)
-    revision = max(each.controls_revision for each in found)
+    revision = await broker.read(lambda queries: queries.controls_revision())
     shown = [_shown(each, owned.get(each.id, []), digest) for each in found]
     return Reply(200, encode(BrokerList(broker.broker_id, broker.epoch, revision, shown)))
 

@@ -123,8 +123,8 @@ class BrokerView(NamedTuple):
 def brokers(broker: EnginePort, version: str) -> list[BrokerView]:
     """The brokers of the deployment by id, as of the last beat; this one, of this version, as it is now."""
     state = broker.state
-    last = None if state.members is None else state.members.last
-    rows = {} if last is None else {row.id: row for row in last.brokers}
+    members = state.members
+    rows = {} if members is None else {row.id: row for row in members.rows}
     own_row = rows.get(broker.broker_id)
     found = [
         BrokerView(
@@ -133,7 +133,7 @@ def brokers(broker: EnginePort, version: str) -> list[BrokerView]:
             version,
             True,
             True,
-            0 if last is None else broker.now().mono - last.received_mono,
+            None if members is None else members.beat_age_ms(broker.now().mono),
             state.draining,
             state.open_steps,
             len(state.sessions) + len(state.level0.peers),
@@ -155,7 +155,7 @@ def _other_broker(broker: EnginePort, row: BrokerRow) -> BrokerView:
         row.version,
         False,
         any(each.id == row.id for each in members.live),
-        members.silent_ms(row, broker.now().mono),
+        members.silent_ms(row.id, broker.now().mono),
         row.is_draining,
         row.open_steps.get(ALL, 0),
         row.workers,

@@ -1,5 +1,6 @@
 """`stepwire broker`: the brokers of the deployment."""
 
+import time
 from typing import Any, Final
 
 import click
@@ -22,21 +23,34 @@ COLUMNS: Final = [
 ]
 
 
+WAIT_S: Final = 60.0
+LOOK_S: Final = 0.2
+
+
 @click.group(cls=StepwireGroup)
 def broker() -> None:
     """List the brokers of the deployment."""
 
 
 @broker.command(name="list")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="First wait until every living broker uses the latest rules, breakers, pauses, drained workers and workflows.",
+)
 @output.columns_option
 @click.pass_obj
-def list_brokers(options: Options) -> None:
+def list_brokers(options: Options, wait: bool) -> None:
     """List the brokers of the deployment, as the broker that answers sees them.
 
     On SQLite there is one. A broker without a beat for its whole lease is dead, and the others take its lanes.
     """
     with broker_client(options) as client:
         found = client.brokers()
+        until_s = time.monotonic() + WAIT_S
+        while wait and not _are_current(found) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            found = client.brokers()
     shown = found["brokers"]
     if options.output == "text":
         shown = [row(one, found["controls_revision"]) for one in shown]
@@ -48,6 +62,11 @@ def list_brokers(options: Options) -> None:
                 f"{one['broker']} has another configuration than {found['broker']}: routing and commands must be the "
                 "same at every broker",
             )
+
+
+def _are_current(found: dict[str, Any]) -> bool:
+    living = [one for one in found["brokers"] if one["is_alive"]]
+    return all(one["controls_revision"] >= found["controls_revision"] for one in living)
 
 
 def row(one: dict[str, Any], revision: int) -> dict[str, Any]:

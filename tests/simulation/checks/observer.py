@@ -267,6 +267,7 @@ class Checks:
     def sent(self, broker: BrokerNode, worker: str, body: bytes) -> None:
         """A message to a worker leaves a broker."""
         lanes.check_sent(self.books, broker, body)
+        owners.check_speaks(self.books, broker, body)
         kind = body[9:13]
         if kind == b"step":
             self._sent_steps(broker, worker, _steps(body))

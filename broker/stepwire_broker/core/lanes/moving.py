@@ -16,7 +16,7 @@ from . import releasing
 def on_move(state: BrokerState, event: MoveLane, now: Now) -> None:
     """Release the lane for the named broker, or pass the command on to the lane's owner."""
     members = state.members
-    if members is None or members.last is None:
+    if members is None:
         text = "this database has one broker, which owns every lane"
         state.refuse_now(event.request, CommandRefused("wrong_state", text))
         return
@@ -39,8 +39,7 @@ def on_move(state: BrokerState, event: MoveLane, now: Now) -> None:
 
 
 def _pass_on(state: BrokerState, members: Members, event: MoveLane) -> None:
-    assert members.last is not None
-    owners = {row.lane: row.owner for row in members.last.lanes}
+    owners = {row.lane: row.owner for row in members.lanes}
     if event.lane not in owners:
         text = f"there is no lane {event.lane}; the lanes are {min(owners)} to {max(owners)}"
         state.refuse_now(event.request, CommandRefused("not_found", text))

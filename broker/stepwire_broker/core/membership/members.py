@@ -82,7 +82,8 @@ class Members:
         self._workers = Workers(begun_mono)
         self._offsets: deque[int] = deque(maxlen=OFFSETS)
         self.dark_mono = begun_mono + self._silence_ms
-        self.last: Beaten | None = None  # the last beat and its rows
+        self.rows: tuple[BrokerRow, ...] = ()  # of all brokers, as of the last beat
+        self.lanes: tuple[LaneOwner, ...] = ()
         self.live: list[BrokerRow] = []  # the other brokers that are not known to be dead
         self._alive: set[str] = set()
         self._dead: set[str] = set()
@@ -100,13 +101,14 @@ class Members:
         """Return the clock of the database minus the clock of this host. Deadlines of all brokers are of that clock."""
         return sorted(self._offsets)[len(self._offsets) // 2] if self._offsets else 0
 
-    def silent_ms(self, row: BrokerRow, mono: int) -> int:
-        """Return for how long this broker has seen the row of another one without a new beat."""
-        return max(0, mono - self._watch.of(row).since_mono)
-
     def beat_age_ms(self, mono: int) -> int:
         """Return the time since the last successful beat was sent."""
         return mono - self.dark_mono + self._silence_ms
+
+    def silent_ms(self, broker: str, mono: int) -> int | None:
+        """Return the time for which the row of another broker has not changed, as seen here. None: no such broker."""
+        row = next((row for row in self.rows if row.id == broker and row.id != self._broker), None)
+        return None if row is None else mono - self._watch.of(row).since_mono
 
     def taken(self) -> None:
         """The outcome of the last take is known."""
@@ -124,11 +126,11 @@ class Members:
             return Conclusion(replaced=f"the row of the broker {self._broker!r} was removed from the database")
         if mine.epoch != self._epoch:
             return Conclusion(replaced=f"another process with broker.id {self._broker!r} has replaced this one")
-        self.last = beaten
         conclusion = Conclusion()
         if self.is_dark(beaten.received_mono):
             conclusion.dark_ms = beaten.received_mono - self.dark_mono
         self.dark_mono = max(self.dark_mono, beaten.sent_mono + self._silence_ms)
+        self.rows, self.lanes = beaten.brokers, beaten.lanes
         self._offsets.append(beaten.offset_ms)
         self._watch.look(beaten)
         self._note_living(beaten, conclusion)
