@@ -206,10 +206,9 @@ def test_pages_of_the_audit_join_without_a_gap(api: Api) -> None:
 
 def test_the_head_is_the_last_row_and_the_chain_is_complete(api: Api) -> None:
     cancelled(api)
-    heads = {head["lane"]: head for head in api.call("GET", "/v1/audit/head").json["heads"]}
+    heads = api.call("GET", "/v1/audit/head").json["heads"]
     newest = rows(api)[0]
-    head = heads[newest["lane"]]
-    assert (head["n"], head["hash"]) == (newest["n"], newest["hash"])
+    assert (newest["lane"], newest["n"], newest["hash"]) in [(head["lane"], head["n"], head["hash"]) for head in heads]
     with state_of(api.broker.settings.database) as state:
         assert list(verify(state)) == []
 

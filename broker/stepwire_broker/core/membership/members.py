@@ -182,8 +182,7 @@ class Members:
     def lanes_in_doubt(self) -> set[int]:
         """Return the lanes that no broker takes over, because commits may have been lost."""
         live = {row.id for row in self.live}
-        lanes = () if self.last is None else self.last.lanes
-        return {lane.lane for lane in lanes if lane.is_in_doubt and lane.owner not in live}
+        return {lane.lane for lane in self.lanes if lane.is_in_doubt and lane.owner not in live}
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from stepwire_protocol import host
@@ -51,9 +51,15 @@ _decode: Final = msgspec.json.Decoder(_Read).decode
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
+class FormerRun(NamedTuple):
+    """Earlier starts under the id of this broker."""
+
+    lease_ms: int = 0  # the longest lease that workers may hold from them
+    unproven_ms: int = 0  # the rest of the last one's own lease, if it was replaced without a proof of its end
+
+
 class PostgresCluster:
-    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time.
-    `unproven_ms`: the rest of the lease of a namesake that this start has replaced without a proof of its end."""
+    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time."""
 
     def __init__(
         self,
@@ -62,14 +68,14 @@ class PostgresCluster:
         broker: str,
         epoch: int,
         lease_ms: int,
-        unproven_ms: int = 0,
+        former: FormerRun | None = None,
         *,
         trusts_failover: bool = False,
     ) -> None:
         self.lease_ms = lease_ms
         self._connect = connect
         self._broker, self._epoch = broker, epoch
-        self._unproven_ms = unproven_ms
+        self._former = former or FormerRun()
         self._ownership = Ownership(schema, broker, epoch, trusts_failover=trusts_failover)
         self._cold = ColdStatements(schema)
         self._beat = Statement("beat", _BEAT.format(schema=schema))
@@ -148,6 +154,7 @@ class PostgresCluster:
         _, *reserved, work, blocks, worker_leases, _ = pipeline.run([BEGIN, *reserve, *reads, leases, COMMIT])
         counts = counts_by_lane((_int(a), (b or b"").decode(), _int(c), _int(d)) for a, b, c, d in work.rows)
         leases_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
+        leases_ms[self._broker] = self._former.lease_ms
 
         def opened(each: TakenEnd, ids: tuple[int, int]) -> TakenLane:
             open_tasks, open_steps = counts.get(each.lane, NO_TASKS)
@@ -160,7 +167,7 @@ class PostgresCluster:
                 open_steps,
                 _lease_ms(each, leases_ms),
                 tuple(_int(number) for number, lane in blocks.rows if _int(lane) == each.lane),
-                self._unproven_ms if each.former == self._broker else 0,
+                self._former.unproven_ms if each.former == self._broker else 0,
             )
 
         ids = [reserved_ids(reply.rows, IDS_AT_START) for reply in reserved]
