@@ -50,6 +50,7 @@ class Bug(NamedTuple):
     name: str
     plant: Callable[[Plant], None]
     was_real: bool = False
+    brokers: int = 1  # in the seeds that are searched
 
 
 @contextmanager
