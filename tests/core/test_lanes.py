@@ -480,3 +480,18 @@ def test_a_control_without_any_lane_is_stored_in_the_next_one() -> None:
     world.take(LOST)
     world.settle()
     assert [(row.kind, row.name) for row in world.rows.controls] == [("paused", "bus")]
+
+
+def test_a_large_submission_whose_lane_is_lost_meanwhile_is_unknown_and_no_more_of_it_is_built() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.state.slice_steps = 1
+    task = events.NewTask("default", "flow", None, b"{}", None, b"", 0, None)
+    world.requests += 1
+    request = world.requests
+    world.handle(events.SubmitTasks(request, [task, task, task], 1 << 64))
+    (building,) = world.state.building.values()
+    world.lose(building.lane)
+    world.pass_time(10)
+    assert unknown(world.answers[request])
+    assert not world.state.building

@@ -287,7 +287,8 @@ class BrokerNode:
                 self._enter(kind, args)
         if gap_ms > LATE_MS and self.is_alive:
             self._enter("event", (LoopWasLate(gap_ms),))
-        for kind, args in backlog:
+        # The pulse puts its ticks off while messages wait.
+        for kind, args in sorted(backlog, key=lambda each: each[0] == "tick"):
             if not (kind in _BUS and bus_first):
                 self._enter(kind, args)
 

@@ -154,7 +154,7 @@ class PlannedFaults:
         worker = self._worker(luck)
         if not worker.is_alive:
             return
-        link = worker.links[self._broker(luck).id]
+        link = worker.links.get(self._broker(luck).id) or next(iter(worker.links.values()))
         if self.world.focus is not None and self.world.focus.cut_ms is not None:
             least_ms, most_ms = self.world.focus.cut_ms
             link.up.cut_until_ms = self.world.now + least_ms + (most_ms - least_ms) * size

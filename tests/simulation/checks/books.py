@@ -243,6 +243,13 @@ class Books:
                 return any(peer is None or peer.lease.until_ms <= worker.now() for peer in peers)
         return True
 
+    def taken_ms(self, number: int) -> float:
+        """When the present owner of the lane of this step took the lane; 0: a broker alone, or the first owner."""
+        if len(self.world.brokers) == 1:
+            return 0.0
+        tables = self.world.tables
+        return tables.owners[tables.blocks[block_of(number)].lane][-1][0] - WALL_START_MS
+
     def _owners_since(self, step_id: int, since_ms: float) -> set[str]:
         tables = self.world.tables
         owners = tables.owners[tables.blocks[block_of(step_id)].lane]

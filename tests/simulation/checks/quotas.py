@@ -39,9 +39,15 @@ def open_steps(state: BrokerState, tables: Any) -> Counter[str]:
     return +counts
 
 
+def _owns_its_lanes(books: Books, broker: BrokerNode) -> bool:
+    """False for a broker that does not know yet that another one writes one of its lanes."""
+    rows = books.world.tables.lanes
+    return all(rows[lane.number].epoch == lane.epoch for lane in broker.state.lanes.values())
+
+
 def check_open_steps(books: Books, broker: BrokerNode) -> None:
     """The counts of a broker that builds no large submission at the moment: the rest of one cannot be counted."""
-    if not broker.is_alive or broker.state.building:
+    if not broker.is_alive or broker.state.building or not _owns_its_lanes(books, broker):
         return
     counted, true = broker.state.open_by_namespace, dict(open_steps(broker.state, books.world.tables))
     if counted != true:

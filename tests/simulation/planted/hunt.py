@@ -14,6 +14,7 @@ from . import (
     audit_bugs,
     authority_bugs,
     broker_bugs,
+    cluster_bugs,
     erasure_bugs,
     key_bugs,
     lane_bugs,
@@ -35,6 +36,7 @@ BUGS: Final = (
     *key_bugs.BUGS,
     *lane_bugs.BUGS,
     *order_bugs.BUGS,
+    *cluster_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 
