@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import structlog
 import zmq
@@ -91,9 +91,9 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
-        self._elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers)
         self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
@@ -141,8 +141,8 @@ class CoreLoop:
             _log_worker_news,
             self._close_lane,
             self.cluster.release,
-            self._elsewhere.order,
-            self._elsewhere.wait,
+            self.elsewhere.order,
+            self.elsewhere.wait,
             self._passed_on.pass_on,
             self.cluster.conclude,
         )
@@ -214,7 +214,7 @@ class CoreLoop:
         lane = self._state.outbox.lanes.get(outcome.lane)
         is_over = isinstance(outcome, LaneLost | LostCommits)
         if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
-            self._fail(outcome)  # type: ignore[arg-type]
+            self._fail(_reason_of(outcome))  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -256,22 +256,12 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
+    def _fail(self, reason: str) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
-        reason = (
-            f"the database failed and nothing more can be acknowledged: {outcome.error}"
-            if isinstance(outcome, Broken)
-            else f"{outcome.error}: see `stepwire db accept-loss`"
-            if isinstance(outcome, LostCommits)
-            else "another broker has taken over this broker's lane"
-        )
-        self._stop(reason)
-
-    def _stop(self, reason: str) -> None:
         self.is_open = False
         self.pulse.stop()
         log.error("broker_failed", reason=reason)
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
@@ -281,7 +271,7 @@ class CoreLoop:
         """Answer the requests that wait. Their outcomes are unknown."""
         self.is_open = False
         self.pulse.stop()
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
@@ -398,6 +388,18 @@ class CoreLoop:
             text=complaint.text,
             principal=complaint.principal,
         )
+
+
+def _reason_of(outcome: Broken | LaneLost | LostCommits) -> str:
+    match outcome:
+        case Broken():
+            return f"the database failed and nothing more can be acknowledged: {outcome.error}"
+        case LostCommits():
+            return f"{outcome.error}: see `stepwire db accept-loss`"
+        case LaneLost():
+            return "another broker has taken over this broker's lane"
+        case _:
+            assert_never(outcome)
 
 
 def _log_offers_left_out(left_out: OffersLeftOut) -> None:

@@ -351,7 +351,8 @@ class Engine:
             reasons.append("broker_dark")
         if not self.state.lanes:
             reasons.append("no_lane")
-        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
+        in_doubt = set() if self.state.members is None else self.state.members.lanes_in_doubt()
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted({*self.state.stopped, *in_doubt})]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 

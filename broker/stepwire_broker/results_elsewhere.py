@@ -45,11 +45,11 @@ class PassedOn:
                     request, result.step_id, message.worker, message.batch_id, result
                 )
             )
-            if not _is_taken(answer):
+            if not is_taken(answer):
                 return
         self._taken(ResultsTaken(message.worker, message.rid))
 
 
-def _is_taken(answer: Answer) -> bool:
+def is_taken(answer: Answer) -> bool:
     """True if the result is stored or late, or its step was removed."""
     return isinstance(answer, ResultTaken) or (isinstance(answer, CommandRefused) and answer.code == "not_found")

@@ -1,10 +1,11 @@
 """A database in memory as the store opens it: the same tables for every start, as a file would hold them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
+from stepwire_broker.core.membership.members import Members
 from stepwire_broker.store.lane import Rows
 from stepwire_broker.store.ports import IDS_AT_START
 from stepwire_broker.store.rows import NO_TASKS
@@ -25,27 +26,34 @@ def begin_epoch(
     broker_id: str,
     lease_ms: int,
     entropy: int,
-    lanes: Collection[int] | None = None,
     *,
     is_shared: bool = False,
 ) -> Opened:
-    """Begin a new epoch and take these lanes, or all of them, which fences every writer of an earlier epoch."""
-    own = tables.lanes.keys() if lanes is None else lanes
+    """Begin a new epoch and take all lanes, which fences every writer of an earlier epoch."""
+    own = tables.lanes.keys()
     tables.deployment = tables.deployment or f"{entropy:032x}"
     lease_ms_before, tables.lease_ms = tables.lease_ms, max(tables.lease_ms, lease_ms)
     tables.epochs += 1
     for lane in own:
         tables.take(lane, broker_id, tables.epochs)
     taken = tuple(taken_lane(tables, lane, lease_ms_before) for lane in own)
+    return opened(tables, tables.epochs, taken, is_shared=is_shared)
+
+
+def opened(
+    tables: Tables, epoch: int, taken: tuple[TakenLane, ...], members: Members | None = None, *, is_shared: bool
+) -> Opened:
+    """Return what the core starts from."""
     return Opened(
         deployment=tables.deployment,
-        epoch=tables.epochs,
+        epoch=epoch,
         blocks={number: block.lane for number, block in tables.blocks.items()},
         lanes=taken,
         workflows=list(tables.workflows.values()),
         controls=MemoryQueries(tables).controls(),
         revision=MemoryQueries(tables).controls_revision() if is_shared else 0,
         is_shared=is_shared,
+        members=members,
     )
 
 

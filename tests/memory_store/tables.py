@@ -14,6 +14,7 @@ from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.commit import scrubbing
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask, StoredWorkflow
+from stepwire_broker.core.membership.cluster_rows import BrokerRow
 from stepwire_broker.core.model.commit_group import (
     AttentionChanged,
     HistoryRow,
@@ -65,16 +66,6 @@ class BlockRow(NamedTuple):
     reserved: int
 
 
-class BrokerRow(NamedTuple):
-    """The row of a broker: its latest start, and the signs of life of it."""
-
-    id: str
-    epoch: int
-    beat: int
-    lease_ms: int  # its own
-    worker_lease_ms: int  # the longest that it gave to a worker
-
-
 class LaneOwner(NamedTuple):
     """The row of a lane: who writes it. Its epoch changes with every change of its owner."""
 
@@ -119,14 +110,18 @@ class Tables:
         self.epochs = 0  # the last one that was given to a start of a broker
         self.lease_ms = 0
         self.lanes = dict.fromkeys(range(LANE, LANE + lanes), LaneOwner())
+        self.owners: dict[int, list[tuple[int, str]]] = {}  # by lane: each take, with the time
         self.brokers: dict[str, BrokerRow] = {}
-        self.locked: dict[int, object] = {}  # lanes whose transaction is between its fence and its COMMIT: its holder
+        # Lanes whose transaction is between its fence and its COMMIT, with its holder and how to end the holder:
+        self.locked: dict[int, object] = {}
+        self.end_blocker: Callable[[int], None] = lambda lane: None
         self.seqs = dict.fromkeys(range(LANE, LANE + lanes), 0)  # by lane: of its last transaction
         self.blocks: dict[int, BlockRow] = {}  # by number, of ids
 
     def take(self, lane: int, owner: str, owner_epoch: int) -> None:
         """Give a lane to this start of a broker, which fences the writer of its former owner."""
         self.lanes[lane] = LaneOwner(owner, owner_epoch, self.lanes[lane].epoch + 1)
+        self.owners.setdefault(lane, []).append((self.now_ms(), owner))
 
     def reserve_ids(self, lane: int, count: int) -> tuple[int, int]:
         number = max((n for n, block in self.blocks.items() if block.lane == lane), default=None)

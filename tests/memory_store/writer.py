@@ -37,11 +37,17 @@ class SyncFailed(Exception):
 class MemoryWriter:
     """The port `LaneWriter` over Tables. `refuses` may raise DataRefused for rows that are to be unstorable."""
 
-    def __init__(self, tables: Tables, lane: int = LANE, refuses: Callable[[Rows], None] | None = None) -> None:
-        """The writer of a lane's present owner."""
+    def __init__(
+        self,
+        tables: Tables,
+        lane: int = LANE,
+        refuses: Callable[[Rows], None] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """The writer of a lane's owner with this epoch; None: of its present owner."""
         self._tables = tables
         self._lane = lane
-        self._epoch = tables.lanes[lane].epoch
+        self._epoch = tables.lanes[lane].epoch if epoch is None else epoch
         self._refuses = refuses
         self._undo: Undo = []
         self._marks: list[int] = []

@@ -136,7 +136,7 @@ class Breakers:
         """No step is dispatched while its breaker is open, and no at_most_once step is a probe."""
         turns = self._turns.get((broker.id, handler_class))
         clock = broker.clock
-        if turns is None or clock.jumped_ms:
+        if turns is None or clock.jumped_ms or clock.corrected_ms:
             return
         at_ms = clock.true_of_wall(fact[1], self.world.now)
         for i, (since_ms, state) in enumerate(turns):

@@ -4,7 +4,7 @@ The turn is the shipped one. The order of engine.py is kept: inbound messages be
 at a time, outcomes and reads that return as calls into the loop, a check of the clock after a suspension.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,15 +12,17 @@ import msgspec
 from stepwire_broker.core import letters
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import BreakerChanged, Complaint, Decision, LaneGone, Read, WatchProcess
-from stepwire_broker.core.definitions.stored_rows import TakenLane
+from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.membership.cluster_rows import Beaten
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
 from stepwire_broker.core.model.events import (
     ClaimRefuted,
     Drain,
     Event,
     Forget,
+    LaneReleased,
     LanesTaken,
     Leave,
     LoadedTasks,
@@ -45,11 +47,13 @@ from stepwire_broker.store.lane import Stall, Trouble, Writing
 from stepwire_broker.store.ports import LANE
 from stepwire_protocol import codec, topics
 
-from tests.memory_store import cluster
+from tests.memory_store.tables import LaneOwner
 from tests.memory_store.writer import CannotWriteNow, SyncFailed
 
 from .clock import Clock
+from .elsewhere import Elsewhere
 from .hostile import THIEF
+from .membership import Membership
 from .server import Transaction
 from .stores import Observed
 
@@ -58,7 +62,6 @@ if TYPE_CHECKING:
     from .world import World
 
 HOST: Final = "h1"
-LEASE_MS: Final = 10_000  # of a broker among others
 READ_MS: Final = 1_000.0  # a read waits at most this time for the database
 MISSTATED: Final = 1_706_039_072  # a start time that no process of the simulation has
 
@@ -70,12 +73,10 @@ class Killed(Exception):
 class BrokerNode:
     """One of the brokers. Everything random of the first one is as it was when there was only one."""
 
-    def __init__(self, world: "World", number: int = 0, lanes: Collection[int] | None = None) -> None:
-        """`lanes`: those that it owns; None: all."""
+    def __init__(self, world: "World", number: int = 0) -> None:
         self.world = world
         self.number = number
         self.id = f"b{number + 1}"
-        self.lanes = lanes
         self.host = HOST if number == 0 else f"h{number + 1}"
         self._of = f"/{self.id}" if number else ""  # in the names of random numbers
         self._prefix = f"{self.id}." if number else ""  # in the names of faults
@@ -90,7 +91,8 @@ class BrokerNode:
         self.deaths = 0
         self.died_ms = 0.0
         self.away_ms = 0.0  # its next start comes so much later
-        self.epoch = 0
+        self._is_hung = False  # the loop stands still, and the threads go on
+        self._thread_backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.here_frame = b""
         self._asking: Link
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
@@ -127,10 +129,11 @@ class BrokerNode:
         if world.server is not None and not world.server.is_reached_by(self):
             world.schedule.after(500.0, self.start)
             return
-        lanes = self._lanes_at_start()
         self.life += 1
         self.is_alive = True
         self.is_paused = False
+        self._is_hung = False
+        self._thread_backlog = []
         self._backlog = []
         self._requests: dict[int, Callable[[Answer | None], None]] = {}
         self._commands: dict[int, Any] = {}
@@ -141,12 +144,8 @@ class BrokerNode:
         self._groups = self._frames = 0
         self._last_commit_frames = 0
         settings = self.settings = world.settings_of_next_start(self)
+        opened, self._writers = self._open()
         now = self.now()
-        opened, self._writers = world.store.open(
-            self.id, settings.bus.lease_ms, now.wall, self.chance.getrandbits(128), lanes
-        )
-        self.epoch = opened.epoch
-        self.cluster = cluster.start(world.tables, self.id, opened.epoch, LEASE_MS, settings.bus.lease_ms)
         identity = Identity(
             broker=self.id,
             epoch=opened.epoch,
@@ -174,6 +173,7 @@ class BrokerNode:
                 lambda left_out: None,  # the limit of recorded offers is not reached here
                 lambda news: None,
                 self._lane_gone,
+                **self._through_others(),
             ),
         )
         self.here_frame = topics.BROKERS + codec.encode(letters.here(self.state.identity))
@@ -189,15 +189,38 @@ class BrokerNode:
             self.turn.handle(world.hostile.grants())
         world.quotas.broker_started()
         self.turn.handle(world.server_keys.broker_started(self))
+        if world.server is not None:
+            self.membership.join()
         self.post("tick")
 
-    def _lanes_at_start(self) -> list[int] | None:
-        """At the first start the lanes that it was given; later those of its former run that no transaction locks."""
-        if self.lanes is None:
-            return None
-        tables = self.world.tables
-        own = [lane for lane, row in tables.lanes.items() if row.owner == self.id and lane not in tables.locked]
-        return own if self.life else list(self.lanes)
+    def _open(self) -> tuple[Opened, dict[int, Observed]]:
+        """Open the database. Among other brokers, this process beats once, and takes its first lanes."""
+        world, entropy = self.world, self.chance.getrandbits(128)
+        if world.server is None:
+            lease_ms = self.settings.bus.lease_ms
+            opened: tuple[Opened, dict[int, Observed]] = world.store.open(self.id, lease_ms, self.now().wall, entropy)
+            return opened
+        world.tables.epochs += 1
+        self.membership = Membership(self, world.tables.epochs)
+        taken = tuple(self.membership.first_lanes())
+        self.note_offset(self.membership.members.offset_ms)
+        shared: tuple[Opened, dict[int, Observed]] = world.store.open_shared(
+            self.membership.cluster.epoch, taken, self.membership.members, entropy
+        )
+        return shared
+
+    def _through_others(self) -> dict[str, Callable[[Any], None]]:
+        """What the turn has other brokers do."""
+        if self.world.server is None:
+            return self.world.lane_changes.through_others(self)
+        self.elsewhere = elsewhere = Elsewhere(self)
+        return {
+            "order": elsewhere.order,
+            "wait_elsewhere": elsewhere.wait,
+            "pass_on": elsewhere.pass_on,
+            "release": self.membership.release,
+            "conclude": self.membership.conclude,
+        }
 
     def _count_timers(self) -> None:
         timers, counts = self.state.timers, self.world.counts
@@ -239,17 +262,22 @@ class BrokerNode:
         down_ms, self.away_ms = down_ms + self.away_ms, 0.0
         world.schedule.after(down_ms, self.start)
 
-    def pause(self, for_ms: float) -> None:
+    def pause(self, for_ms: float, *, only_loop: bool = False) -> None:
+        """Suspend the process, or only its loop, while its threads go on."""
         if self.is_alive and not self.is_paused:
             self.world.trace("broker_paused" + self._which, int(for_ms))
             self.is_paused = True
+            self._is_hung = only_loop
             self._paused_since = self.world.now
             self.world.schedule.after(for_ms, self.resume, self.life)
 
     def resume(self, life: int) -> None:
         if not self.is_paused or self.life != life:
             return
-        self.is_paused = False
+        self.is_paused = self._is_hung = False
+        for then, args in self._thread_backlog:
+            self.world.schedule.after(0.5 * self.chance.random(), self.in_thread, life, then, *args)
+        self._thread_backlog = []
         gap_ms = int((self.world.now - self._paused_since) * self.clock.rate - PULSE_MS * self.chance.random())
         backlog, self._backlog = self._backlog, []
         # The loop reads its sockets before its timers, up to a budget.
@@ -273,6 +301,8 @@ class BrokerNode:
     def _leave(self, life: int) -> None:
         if self.is_alive and self.life == life:
             self.post("event", Leave())
+            if self.world.server is not None and self.is_alive:
+                self.world.server.call(self, self.membership.cluster.leave, lambda _: None, lambda: None, 1_000.0)
             self.world.schedule.after(5.0, self._kill_if, life)
 
     # -- events in ----------------------------------------------------------------------------------------------------
@@ -280,15 +310,28 @@ class BrokerNode:
     def now(self) -> Now:
         true_ms, clock = self.world.schedule.now, self.clock
         read_ms, jumped_ms, now = self._now
-        if read_ms != true_ms or jumped_ms != clock.jumped_ms:
-            now = Now(int(clock.mono(true_ms)), clock.wall(true_ms))
-            self._now = true_ms, clock.jumped_ms, now
+        shift_ms = clock.jumped_ms + clock.corrected_ms
+        if read_ms != true_ms or jumped_ms != shift_ms:
+            now = Now(int(clock.mono(true_ms)), clock.wall(true_ms) + clock.corrected_ms)
+            self._now = true_ms, shift_ms, now
         return now
+
+    def host_now(self) -> Now:
+        """The clocks of the host. Among several brokers, the core uses the wall clock of the database."""
+        true_ms = self.world.schedule.now
+        return Now(int(self.clock.mono(true_ms)), self.clock.wall(true_ms))
+
+    def note_offset(self, offset_ms: int) -> None:
+        self.clock.correct(offset_ms, self.world.now)
 
     @property
     def is_dark(self) -> bool:
         """Its lease may be over, so it must send nothing."""
-        return False
+        return self.world.server is not None and not self.membership.may_speak
+
+    @property
+    def hangs_for_ms(self) -> float:
+        return self.world.now - self._paused_since if self._is_hung else 0.0
 
     @property
     def has_empty_backlog(self) -> bool:
@@ -384,6 +427,10 @@ class BrokerNode:
     def _later(self, delay_ms: float, kind: str, *args: Any) -> None:
         self.world.schedule.after(delay_ms, self.come, self.life, kind, args)
 
+    def later(self, delay_ms: float, then: Callable[..., None], *args: Any) -> None:
+        """Call this later in this life of the process, as soon as the process runs."""
+        self._later(delay_ms, "called", then, args)
+
     def on_keys_later(self, delay_ms: float, go_on: Callable[[], None]) -> None:
         self._later(delay_ms, "keys", go_on)
 
@@ -404,6 +451,33 @@ class BrokerNode:
             elif self.is_alive:
                 self._enter(kind, args)
 
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def thread(self, delay_ms: float, then: Callable[..., None]) -> None:
+        """Call this later in a thread of this life of the process."""
+        self.world.schedule.after(delay_ms, self.in_thread, self.life, then)
+
+    def in_thread(self, life: int, then: Callable[..., None], *args: Any) -> None:
+        if life == self.life and self.is_alive:
+            if self.is_paused and not self._is_hung:
+                self._thread_backlog.append((then, args))
+            else:
+                then(*args)
+
+    def hear(self, event: Event) -> None:
+        """Pass an event of a thread to the core."""
+        self._on_event(event)
+
+    def _on_beaten(self, beaten: Beaten) -> None:
+        self.membership.handle(beaten)
+
+    def _on_owned(self, event: LanesTaken | LaneReleased) -> None:
+        self.membership.owned(event)
+
+    def leave_replaced(self) -> None:
+        """Another process has this broker's id."""
+        raise Killed
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, make: Callable[[int], Any], answered: Callable[[Answer | None], None]) -> int | None:
@@ -415,6 +489,16 @@ class BrokerNode:
         self._requests[self._request] = answered
         self.post("asked", self._request, make)
         return self._request
+
+    def is_asked(self, request: int) -> bool:
+        """Whether the client of this request still waits."""
+        return request in self._requests
+
+    def give_answer(self, request: int, answer: Answer) -> None:
+        callback = self._requests.pop(request, None)
+        if callback is not None:
+            self.world.checks.answered(self, self._commands.pop(request), answer)
+            self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, answer)
 
     def forget(self, request: int) -> None:
         if self._requests.pop(request, None) is not None:
@@ -438,10 +522,7 @@ class BrokerNode:
     def _answer(self, decision: Decision) -> None:
         for given in decision.answers:
             self._crash_between_sends()
-            callback = self._requests.pop(given.request, None)
-            if callback is not None:
-                self.world.checks.answered(self, self._commands.pop(given.request), given.answer)
-                self.world.schedule.after(0.5 + 2.0 * self.chance.random(), callback, given.answer)
+            self.give_answer(given.request, given.answer)
 
     # -- the database -------------------------------------------------------------------------------------------------
 
@@ -489,7 +570,7 @@ class BrokerNode:
     ) -> None:
         """An attempt has ended. `again`: the kind of the next one."""
         group: CommitGroup = of[0]
-        if len(of) > 1 and self._writers.get(group.lane) is not of[1]:
+        if self._writers.get(group.lane) is not writing._writer:
             return  # the thread of this writer has ended
         if isinstance(outcome, Trouble):
             self.world.trace("database_trouble" + self._which, outcome.code)
@@ -507,15 +588,15 @@ class BrokerNode:
         """A statement beside the groups was answered, or has failed."""
         then(*args)
 
-    def open_lanes(self, taken: tuple[TakenLane, ...]) -> None:
-        """Own these lanes from now on."""
-        for lane in taken:
-            self._writers[lane.lane] = self.world.store.writer(lane.lane)
-        self._on_event(LanesTaken(taken))
+    def open_lane(self, taken: TakenLane) -> None:
+        """Own this lane from now on."""
+        owner = LaneOwner(self.id, self.state.identity.epoch, taken.epoch)
+        self._writers[taken.lane] = self.world.store.writer(taken.lane, owner)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self.world.server is None):
+        has_others = self.world.server is not None or self.world.lane_changes.is_on
+        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and not has_others):
             raise Killed
         self._frames = 0
         self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)

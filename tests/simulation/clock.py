@@ -51,6 +51,7 @@ class Clock:
         self.rate = rate
         self.offset_ms = offset_ms
         self.jumped_ms = 0
+        self.corrected_ms = 0  # what a program adds to the wall clock, because it knows a better one
         self._jumps: list[tuple[float, int]] = [(0.0, 0)]  # when it was set, and its error from then on
 
     def mono(self, true_ms: float) -> float:
@@ -61,12 +62,17 @@ class Clock:
 
     def jump(self, by_ms: int, now_ms: float) -> None:
         self.jumped_ms += by_ms
-        self._jumps.append((now_ms, self.jumped_ms))
+        self._jumps.append((now_ms, self.jumped_ms + self.corrected_ms))
+
+    def correct(self, by_ms: int, now_ms: float) -> None:
+        if by_ms != self.corrected_ms:
+            self.corrected_ms = by_ms
+            self._jumps.append((now_ms, self.jumped_ms + by_ms))
 
     @property
     def set_back_ms(self) -> int:
         """How far the wall clock is behind its largest error so far."""
-        return max(jumped_ms for _, jumped_ms in self._jumps) - self.jumped_ms
+        return max(jumped_ms for _, jumped_ms in self._jumps) - self.jumped_ms - self.corrected_ms
 
     def true_of_wall(self, wall_ms: int, now_ms: float) -> float:
         """Return the last true time at which the wall clock showed this."""

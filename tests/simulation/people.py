@@ -8,7 +8,6 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Raw
 from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.auditing import RecordAction
@@ -25,6 +24,7 @@ from stepwire_broker.core.model.events import (
 )
 
 from . import flows
+from .checks.submissions import UNKNOWN
 from .worker_node import HANDLERS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ LOOK_AGAIN_MS: Final = 5_000.0
 
 
 class Asking:
-    """One request over the connection to a broker. Its answer may be lost."""
+    """One request over the connection to a broker, which may not own the task. The answer may be lost."""
 
     def __init__(
         self,
@@ -122,8 +122,7 @@ class People:
 
     def begin(self, phase_ms: float) -> None:
         for index in dict.fromkeys(self._flows):
-            for broker in self.world.brokers:
-                self._apply(index, broker)
+            self._apply(index)
         made = 0
         while made < self._tasks:
             # Mostly early, so that faults occur while there is work.
@@ -136,40 +135,19 @@ class People:
 
     # -- workflows ----------------------------------------------------------------------------------------------------
 
-    def _apply(self, index: int, broker: "BrokerNode") -> None:
-        """Apply a workflow at this broker, which knows none that another broker stored since its start."""
+    def _apply(self, index: int) -> None:
         workflow = flows.workflow(index)
-
-        def at() -> "BrokerNode":
-            return broker
 
         def answered(answer: Any) -> None:
             if isinstance(answer, Applied):
                 self._applied.add(index)
-                if len(self.world.brokers) > 1:
-                    self._activate(index, broker)
-                    return
                 if self.chance.random() < 0.2:
                     named = (workflow.namespace, workflow.name, workflow.version)
-                    Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), lambda _: None, at)
+                    Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), lambda _: None)
             else:
-                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._apply, index, broker)
+                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._apply, index)
 
-        Asking(self.world, self.chance, lambda r: ApplyWorkflow(r, workflow), answered, at)
-
-    def _activate(self, index: int, broker: "BrokerNode") -> None:
-        """Activate a workflow at a broker that may have met it in the database: only the first apply activates it."""
-        workflow = flows.workflow(index)
-        named = (workflow.namespace, workflow.name, workflow.version)
-
-        def at() -> "BrokerNode":
-            return broker
-
-        def answered(answer: Any) -> None:
-            if not isinstance(answer, Applied):
-                self.world.schedule.after(200.0 + 500.0 * self.chance.random(), self._activate, index, broker)
-
-        Asking(self.world, self.chance, lambda r: ActivateWorkflow(r, *named), answered, at)
+        Asking(self.world, self.chance, lambda r: ApplyWorkflow(r, workflow), answered)
 
     # -- submissions --------------------------------------------------------------------------------------------------
 
@@ -243,7 +221,7 @@ class People:
             submission.is_over = True
         elif isinstance(answer, CommandRefused) and answer.code == "refused_by_database":
             submission.is_over = True
-        elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code != "refused_by_database"):
+        elif submission.can_repeat or (isinstance(answer, CommandRefused) and answer.code not in UNKNOWN):
             self.world.schedule.after(100.0 + 900.0 * self.chance.random(), self._submit, submission)
         else:
             submission.is_over = True  # its outcome is unknown, and without keys it must not be repeated
@@ -273,7 +251,7 @@ class People:
 
         def again() -> None:
             if not state["over"]:
-                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), answered, self._owner(task_id))
+                Asking(world, self.chance, lambda r: AwaitTask(r, task_id), answered)
 
         again()
 
@@ -303,7 +281,7 @@ class People:
         task_id = self.known[int(luck * len(self.known))]
         match kind:
             case "operator_cancel":
-                self.command_on(task_id, lambda r: CancelTask(r, task_id, "an operator decided it"))
+                self.command(lambda r: CancelTask(r, task_id, "an operator decided it"))
             case "operator_drain":
                 worker = world.workers[int(luck * world.on_bus)]
                 if worker.is_alive:
@@ -313,18 +291,18 @@ class People:
                         self._home(worker.number),
                     )
             case "operator_pause":
-                self.command_on(task_id, lambda r: PauseTask(r, task_id))
+                self.command(lambda r: PauseTask(r, task_id))
                 paused_ms = 500.0 + 20_000.0 * chance.random()
-                world.schedule.after(paused_ms, self.command_on, task_id, lambda r: ResumeTask(r, task_id))
+                world.schedule.after(paused_ms, self.command, lambda r: ResumeTask(r, task_id))
             case "operator_retry":
                 new_key = chance.random() < 0.3
-                self.command_on(task_id, lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
+                self.command(lambda r: RetryTask(r, task_id, None, False, new_key, "again"))
             case "operator_retry_from":
                 task_id = world.checks.books.task_between_attempts(luck) or task_id
                 workflow = world.checks.books.workflow_of(task_id)
                 step = chance.choice(workflow.steps).name
                 again, new_key = chance.random() < 0.5, chance.random() < 0.3
-                self.command_on(task_id, lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
+                self.command(lambda r: RetryTask(r, task_id, step, again, new_key, "from there"))
             case "operator_resolve":
                 for step_id in world.checks.books.held_steps()[:3]:
                     self.resolve(step_id)
@@ -361,9 +339,9 @@ class People:
             return
         task_id = self.known[int(luck * len(self.known))]
         if luck * 100 % 1 < 0.5:
-            self.command_on(task_id, lambda r: CancelTask(r, task_id, "to erase it"))
-        self.command_on(task_id, lambda r: EraseTask(r, task_id, "a customer asked for it"))
-        self.world.schedule.after(4_000.0, self.command_on, task_id, lambda r: EraseTask(r, task_id, "asked again"))
+            self.command(lambda r: CancelTask(r, task_id, "to erase it"))
+        self.command(lambda r: EraseTask(r, task_id, "a customer asked for it"))
+        self.world.schedule.after(4_000.0, self.command, lambda r: EraseTask(r, task_id, "asked again"))
 
     def _plan_records(self, phase_ms: float) -> None:
         """In one world of ten, actions outside of the core leave rows of the audit."""
@@ -381,13 +359,6 @@ class People:
         self._unanswered += 1
         Asking(self.world, self.chance, make, self._command_answered, at)
 
-    def command_on(self, task_id: int, make: Callable[[int], Any]) -> None:
-        self.command(make, self._owner(task_id))
-
-    def _owner(self, task_id: int) -> "Callable[[], BrokerNode | None]":
-        """The broker that owns the lane of this task when the request leaves."""
-        return lambda: self.world.owner_of(task_id)
-
     def _home(self, number: int) -> "Callable[[], BrokerNode]":
         """The broker that gets every command on this worker or handler: a broker knows no control that an operator has
         set at another one since its start."""
@@ -400,9 +371,9 @@ class People:
     def resolve(self, step_id: int) -> None:
         outcome = self.chance.choice(("completed", "failed", "retry"))
         new_key = outcome == "retry" and self.chance.random() < 0.3
-        output = Raw(b'{"n":1}') if outcome == "completed" and self.chance.random() < 0.5 else None
+        output = b'{"n":1}' if outcome == "completed" and self.chance.random() < 0.5 else None
         message = "it did not" if outcome == "failed" else ""
-        self.command_on(step_id, lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
+        self.command(lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +384,7 @@ class People:
             self.resolve(step_id)
         for row in self.world.tables.open_tasks:
             if row.state == "paused":
-                self.command_on(row.id, lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
+                self.command(lambda r, i=row.id: ResumeTask(r, i))  # type: ignore[misc]
         for broker in self.world.brokers:
             for guard in broker.state.guards.by_handler.values() if broker.is_alive else ():
                 if guard.breaker.is_forced:

@@ -37,9 +37,12 @@ class PlannedFaults:
             ("disk_full", 2, self._fill_disk),
             ("locked", 3, self._lock_database),
             ("handler_unavailable", 5, self.world.breakers.strike),
+            ("lane_lost", 6, self.world.lane_changes.strike),
             ("broker_away", 3, self._send_broker_away),
             ("database_cut", 4, self._cut_database),
             ("database_down", 3, self._end_database),
+            ("beats_stopped", 3, self._stop_beats),
+            ("loop_hangs", 3, self._hang_loop),
         )
         for kind, most, strike in plan:
             if self.world.focus is not None:
@@ -87,6 +90,14 @@ class PlannedFaults:
     def _end_database(self, luck: float, size: float) -> None:
         assert self.world.server is not None
         self.world.server.crash(500.0 + 39_500.0 * size**3)
+
+    def _stop_beats(self, luck: float, size: float) -> None:
+        broker = self._broker(luck)
+        if broker.is_alive:
+            broker.membership.stopped_until_ms = self.world.now + 3_000.0 + 30_000.0 * size**2
+
+    def _hang_loop(self, luck: float, size: float) -> None:
+        self._broker(luck).pause(1_000.0 + 29_000.0 * size**2, only_loop=True)
 
     def _stop_broker(self, luck: float, size: float) -> None:
         self._broker(luck).drain_and_stop()

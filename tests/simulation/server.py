@@ -53,6 +53,7 @@ class Server:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.tables = world.tables
+        self.tables.end_blocker = self._end_blocker
         self.chance = Random(f"{world.seed}/server")
         self.paths = {broker.id: Path() for broker in world.brokers}
         self.down_until_ms = -1.0
@@ -90,15 +91,20 @@ class Server:
         answered: Callable[[Any], None],
         failed: Callable[[], None],
         patience_ms: float,
+        is_in_thread: bool = False,
     ) -> None:
         """Have the server perform one statement for this process. Either `answered` or `failed` is called, if the
-        process still lives; a statement whose answer is lost or late may have been performed."""
+        process still lives; a statement whose answer is lost or late may have been performed. `is_in_thread`: they are
+        called in a thread of the process, otherwise on its loop."""
         state = {"over": False}
 
         def end(then: Callable[..., None], *args: Any) -> None:
             if not state["over"]:
                 state["over"] = True
-                node.come(life, "called", (then, args))
+                if is_in_thread:
+                    node.in_thread(life, then, *args)
+                else:
+                    node.come(life, "called", (then, args))
 
         def arrive() -> None:
             if self.is_down:
@@ -183,6 +189,14 @@ class Server:
 
     def _give_up(self, transaction: Transaction) -> None:
         self._arrive(transaction, GONE)
+
+    def _end_blocker(self, lane: int) -> None:
+        """A broker ends the connection whose transaction holds this lane."""
+        holder = self.tables.locked.get(lane)
+        if isinstance(holder, Transaction):
+            self.world.count("lane", "blocker ended")
+            self._end(holder)
+            self.world.schedule.after(self.chance.random(), self._give_up, holder)
 
     # -- failures -----------------------------------------------------------------------------------------------------
 

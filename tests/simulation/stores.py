@@ -3,11 +3,12 @@ shipped lane, one attempt at a time, and the checkers read `tables`.
 """
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep
+from stepwire_broker.core.definitions.stored_rows import Opened, StoredStep, TakenLane
+from stepwire_broker.core.membership.members import Members
 from stepwire_broker.core.model.commit_group import AuditNew, Parked, TaskNew
 from stepwire_broker.store import stored_audit
 from stepwire_broker.store.lane import Rows, Trouble
@@ -38,17 +39,24 @@ class MemoryStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(
-        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
-    ) -> tuple[Opened, dict[int, "Observed"]]:
-        """Return what the core starts from, and the writer of each lane. `lanes`: take only these."""
-        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy, lanes)
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
+        """Return what the core starts from, and the writer of each lane."""
+        opened = memory.begin_epoch(self.tables, broker_id, lease_ms, entropy)
         return opened, {taken.lane: self.writer(taken.lane) for taken in opened.lanes}
 
-    def writer(self, lane: int) -> "Observed":
-        """The writer of the lane's present owner."""
-        owner = self.tables.lanes[lane]
-        return Observed(lane, owner, MemoryWriter(self.tables, lane), self._refuses, self._on_commit)
+    def open_shared(
+        self, epoch: int, taken: tuple[TakenLane, ...], members: Members, entropy: int
+    ) -> tuple[Opened, dict[int, "Observed"]]:
+        """The same for a broker among others, which has taken these lanes."""
+        self.tables.deployment = self.tables.deployment or f"{entropy:032x}"
+        opened = memory.opened(self.tables, epoch, taken, members, is_shared=True)
+        return opened, {lane.lane: self.writer(lane.lane) for lane in taken}
+
+    def writer(self, lane: int, owner: LaneOwner | None = None) -> "Observed":
+        """The writer of this owner of the lane; None: of the present one."""
+        owner = owner or self.tables.lanes[lane]
+        writer = MemoryWriter(self.tables, lane, epoch=owner.epoch)
+        return Observed(lane, owner, writer, self._refuses, self._on_commit)
 
     def differences(self) -> list[str]:
         return []
@@ -67,9 +75,7 @@ class SqliteStore:
         self._refuses = refuses
         self._on_commit = on_commit
 
-    def open(
-        self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int, lanes: Collection[int] | None = None
-    ) -> tuple[Opened, dict[int, "Observed"]]:
+    def open(self, broker_id: str, lease_ms: int, wall_ms: int, entropy: int) -> tuple[Opened, dict[int, "Observed"]]:
         lane, opened = begin_epoch(self.connection, broker_id, lease_ms, wall_ms, entropy)
         expected, beside = self._memory.open(broker_id, lease_ms, wall_ms, entropy)
         if opened != expected:

@@ -24,6 +24,7 @@ from .broker_node import HOST, MISSTATED
 from .clock import Clock
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .network import Link
     from .world import World
 
@@ -102,6 +103,8 @@ class WorkerNode:
                 ("worker_killed_after_hello", 0.3),
             )
         }
+        self._elsewhere = Random(f"{world.seed}/{self.name}/elsewhere")
+        self._elsewhere_rate = faults.rate("worker_elsewhere", 0.5)
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
         self.ran = 0
         self._hellos = Random(f"{world.seed}/{self.name}/hellos")
@@ -144,11 +147,20 @@ class WorkerNode:
         self._wakes = 0
         self._wake_at = float("inf")
         self.links = {
-            broker.id: world.network.connect(self, self.id, broker, self.key_file) for broker in world.brokers
+            broker.id: world.network.connect(self, self.id, broker, self.key_file) for broker in self._reached_brokers()
         }
         world.trace("worker_started", self.id)
         self.session.start(self.now())
         self._pump()
+
+    def _reached_brokers(self) -> "list[BrokerNode]":
+        """All of them. By a fault, a process reaches one broker only: the endpoints of the others are wrong for it."""
+        world = self.world
+        if len(world.brokers) > 1:
+            luck, place = self._elsewhere.random(), self._elsewhere.randrange(len(world.brokers))
+            if luck < self._elsewhere_rate and world.faults.strikes("worker_elsewhere", self.id):
+                return [world.brokers[place]]
+        return world.brokers
 
     @property
     def link(self) -> "Link":

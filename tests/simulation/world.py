@@ -27,13 +27,13 @@ from tests.memory_store.tables import DataRefused
 from . import focus
 from .breakers import Breakers
 from .broker_node import BrokerNode
-from .checks import Checks, Violation
-from .clock import Endless, Schedule
+from .checks import Checks, Violation, owners
+from .clock import WALL_START_MS, Endless, Schedule
 from .driven import DrivenNode, Drivers
-from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, Faults
+from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, LANE_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
-from .hand import Hand
 from .hostile import Hostile
+from .lane_changes import ELSEWHERE, LaneChanges
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
@@ -48,6 +48,8 @@ from .worker_node import WorkerNode
 HEALED_MS: Final = 600_000.0  # after the last fault: every task must have ended by then
 SETTLED_MS: Final = 60_000.0
 DOUBTED_MS: Final = 40_000.0  # after the last fault: every earlier lease has ended by then
+BALANCED_MS: Final = 90_000.0  # after the last fault: every lane is served, and every broker has its share
+STEADY_MS: Final = 30_000.0
 EVENTS_MAX: Final = 600_000
 TRACE_MAX: Final = 4_000
 
@@ -130,6 +132,8 @@ class World:
         by_seed = Random(f"{seed}/lanes").choice(LANES)
         if not is_alone:
             by_seed = brokers * (1 + by_seed % 2)
+        if self.faults.on.intersection(LANE_KINDS):
+            by_seed, is_sqlite = max(by_seed, 2), False
         self.store: Any
         if is_alone and (on_sqlite if is_sqlite is None else is_sqlite):
             self.store = SqliteStore(self._refuse, self.checks.committed)
@@ -140,9 +144,10 @@ class World:
         self.restarts_workers = self.chance.random() < 0.8
         self.hostile = Hostile(self)
         self.network = Network(self)
-        self.brokers = [BrokerNode(self, i, self._lanes_of(i, brokers)) for i in range(brokers)]
+        self.brokers = [BrokerNode(self, i) for i in range(brokers)]
         self.broker = self.brokers[0]
         self.server = None if is_alone else Server(self)
+        self.tables.now_ms = lambda: WALL_START_MS + int(self.now)
         self._askers = Random(f"{seed}/askers")
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:
@@ -153,6 +158,7 @@ class World:
         self.on_bus = len(self.workers)
         self.workers += self.routes.workers(self.on_bus)
         self.peers = [PeerNode(self, i) for i in range(peers)]
+        self.lane_changes = LaneChanges(self)
         self.people = People(self)
         self.planned_faults = PlannedFaults(self)
         self.quieted: set[str] = set()
@@ -198,11 +204,6 @@ class World:
         )
         self.flows_count += 2 * AT_LEVEL0 if level0.at_most_once else AT_LEVEL0
         return msgspec.structs.replace(settings, bus=msgspec.structs.replace(settings.bus, level0=level0))
-
-    def _lanes_of(self, number: int, brokers: int) -> list[int] | None:
-        """The lanes that this broker owns. None: all."""
-        lanes = sorted(self.tables.lanes)
-        return None if brokers == 1 else lanes[number::brokers]
 
     def settings_of_next_start(self, broker: BrokerNode) -> Settings:
         """Each start may have another lease, while workers still use the one before."""
@@ -252,8 +253,6 @@ class World:
         self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         self.server_keys.plan(self.phase_ms)
-        if self.server is not None:
-            Hand(self).plan()
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
@@ -264,7 +263,17 @@ class World:
         self.checks.books.is_closing = True
         if not schedule.run(self.now + SETTLED_MS, self._is_settled):
             self.checks.fail_unsettled()
+        if self.server is not None:
+            self._judge_balance()
         self.checks.check_end()
+
+    def _judge_balance(self) -> None:
+        """L6: some time after the last fault every lane is served, the shares are equal, and no lane moves."""
+        self.schedule.run(max(self.now, self.healed_ms + BALANCED_MS))
+        owners.check_balance(self.checks.books)
+        before = dict(self.tables.lanes)
+        self.schedule.run(self.now + STEADY_MS)
+        owners.check_steady(self.checks.books, before)
 
     def _is_all_over(self) -> bool:
         """Every task has ended, and no message under way could reopen one."""
@@ -284,6 +293,7 @@ class World:
     def _heal(self) -> None:
         """End all faults, and restart every process that is down."""
         self.faults.is_over = True
+        self.healed_ms = self.now
         self.trace("healed", self.seed)
         if self.server is not None:
             self.server.heal()
@@ -296,8 +306,8 @@ class World:
             broker.resume(broker.life)
         for worker in self.workers:
             worker.resume(worker.life)
-            if worker.is_alive and worker.id in self.quieted:
-                worker.kill()  # an operator drained it
+            if worker.is_alive and (worker.id in self.quieted or len(worker.links) < len(self.brokers)):
+                worker.kill()  # an operator drained it, or it does not reach every broker
             if not worker.is_alive:
                 self.schedule.after(1_000.0 * self.chance.random(), worker.start)
         for peer in self.peers:
@@ -352,11 +362,12 @@ class World:
         return self.broker if len(self.brokers) == 1 else self._askers.choice(self.brokers)
 
     def owner_of_lane(self, lane: int) -> BrokerNode | None:
-        owner = self.tables.lanes[lane].owner
-        return next((broker for broker in self.brokers if broker.id == owner), None)
+        """The broker that owns the lane now, or owned it last."""
+        owners = [owner for _, owner in self.tables.owners.get(lane, ()) if owner != ELSEWHERE]
+        return next((broker for broker in self.brokers if owners and broker.id == owners[-1]), None)
 
     def owner_of(self, number: int) -> BrokerNode | None:
-        """The broker that owns the lane of the task or the step with this id."""
+        """The broker that owns the lane of the task or the step with this id, or owned it last."""
         return self.owner_of_lane(self.tables.blocks[block_of(number)].lane)
 
     def is_process(self, worker_id: str, pid: int) -> bool:

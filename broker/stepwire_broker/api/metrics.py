@@ -243,6 +243,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.counters.lease_expiries,
     ),
     Metric(
+        "stepwire_orders_sent_total",
+        "counter",
+        (),
+        "Commands of this broker's clients that were stored for the owner of the task, another broker.",
+        lambda m: m.core.counters.orders_sent,
+    ),
+    Metric(
+        "stepwire_orders_answered_total",
+        "counter",
+        (),
+        "Commands of other brokers' clients that this broker has answered as the owner of the task.",
+        lambda m: m.core.counters.orders_answered,
+    ),
+    Metric(
         "stepwire_audit_rows_total",
         "counter",
         (),

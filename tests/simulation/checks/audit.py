@@ -32,6 +32,12 @@ def check_transaction(books: Books, parts: Sequence[Rows], audit: Sequence[Audit
         for row in audit
         if row.action in OF_TASKS and row.outcome == "done" and row.part is not None
     )
+    for row in audit:
+        if row.action in OF_TASKS and row.outcome == "done":
+            key = (row.request_id, row.action, row.target)
+            if key in books.carried_out:
+                books.fail("L5 a command is carried out once", f"{row}")
+            books.carried_out.add(key)
     if effects != recorded:
         books.fail("A an effect and its audit row are one", f"effects {dict(effects)}, rows {dict(recorded)}")
     books.audit_rows += len(audit)

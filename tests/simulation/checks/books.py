@@ -4,11 +4,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
+from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_protocol import limits
 from stepwire_protocol import messages as wire
 
 from tests.simulation.broker_node import BrokerNode, compiled
+from tests.simulation.clock import WALL_START_MS
 from tests.simulation.peer_node import PeerNode, RunningAtLevel0
 from tests.simulation.worker_node import Running, WorkerNode
 
@@ -146,6 +148,7 @@ class Books:
         self.is_closing = False
         self.steps: dict[int, StepBook] = {}
         self.audit_rows = 0  # committed rows of the audit
+        self.carried_out: set[tuple[str | None, str, str]] = set()  # requests, actions and targets of operators
         self.last_seq: dict[int, int] = {}  # by lane: of its last transaction
         self.tasks: dict[int, TaskBook] = {}
         self.erased: dict[int, int] = {}  # by task: when it was erased
@@ -229,15 +232,22 @@ class Books:
         return owner
 
     def is_cut_off(self, worker_id: str, step_id: int, since_ms: float) -> bool:
-        """The worker died, lost the step's broker for a lease, or its lease is over now and it has not checked yet."""
-        broker = self.owner_of(step_id).id
-        if self.dropped_ms.get((broker, worker_id), -1.0) >= since_ms:
+        """The worker died, lost a broker of the step for a lease, or its lease is over now and it has not checked yet.
+        A broker of the step is one that has owned its lane since then."""
+        brokers = self._owners_since(step_id, since_ms)
+        if any(self.dropped_ms.get((broker, worker_id), -1.0) >= since_ms for broker in brokers):
             return True
         for worker in self.world.workers:
             if worker.is_alive and worker.id == worker_id:
-                peer = worker.session.brokers.get(broker)
-                return peer is None or peer.lease.until_ms <= worker.now()
+                peers = [worker.session.brokers.get(broker) for broker in brokers]
+                return any(peer is None or peer.lease.until_ms <= worker.now() for peer in peers)
         return True
+
+    def _owners_since(self, step_id: int, since_ms: float) -> set[str]:
+        tables = self.world.tables
+        owners = tables.owners[tables.blocks[block_of(step_id)].lane]
+        first = max((i for i, (at_ms, _) in enumerate(owners) if at_ms - WALL_START_MS <= since_ms), default=0)
+        return {owner for _, owner in owners[first:]}
 
     def is_overdue(self, run: Run) -> bool:
         until_ms = self.world.now if run.ended_ms is None else run.ended_ms

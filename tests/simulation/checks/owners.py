@@ -32,3 +32,26 @@ def check_memory(books: Books, broker: BrokerNode) -> None:
             both = lanes.keys() & other.state.outbox.lanes.keys()
             if both:
                 books.fail("L2 a lane has one owner that may speak", f"{sorted(both)} at {broker.id} and {other.id}")
+
+
+def check_speaks(books: Books, broker: BrokerNode, what: object) -> None:
+    """L3: something leaves a broker, whose lease is not over."""
+    if broker.is_dark:
+        books.fail("L3 a dark broker says nothing", f"{broker.id} sent {what!r}")
+
+
+def check_balance(books: Books) -> None:
+    """L6: the faults ended long ago. Each lane is served, and the shares of the brokers differ by at most one."""
+    world = books.world
+    shares = {broker.id: len(broker.state.lanes) for broker in world.brokers if broker.is_alive}
+    served = {lane for broker in world.brokers if broker.is_alive for lane in broker.state.lanes}
+    if served != world.tables.lanes.keys():
+        books.fail("L6 every lane is served", f"{sorted(served)} of {sorted(world.tables.lanes)}")
+    if len(shares) < len(world.brokers) or max(shares.values()) > min(shares.values()) + 1:
+        books.fail("L6 the shares are equal", f"{shares}")
+
+
+def check_steady(books: Books, before: dict[int, LaneOwner]) -> None:
+    """L6: nothing happened, so no lane has moved."""
+    if before != books.world.tables.lanes:
+        books.fail("L6 steady brokers move no lane", f"{before}, and then {books.world.tables.lanes}")

@@ -10,7 +10,17 @@ from typing import Final, NamedTuple
 
 from tests.simulation.world import World
 
-from . import audit_bugs, authority_bugs, broker_bugs, erasure_bugs, key_bugs, quota_bugs, real_bugs, worker_bugs
+from . import (
+    audit_bugs,
+    authority_bugs,
+    broker_bugs,
+    erasure_bugs,
+    key_bugs,
+    lane_bugs,
+    quota_bugs,
+    real_bugs,
+    worker_bugs,
+)
 from .plant import Bug, planted
 
 BUGS: Final = (
@@ -22,6 +32,7 @@ BUGS: Final = (
     *erasure_bugs.BUGS,
     *quota_bugs.BUGS,
     *key_bugs.BUGS,
+    *lane_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 
@@ -42,7 +53,7 @@ def hunt(bug: Bug, first: int, seeds: int, always: frozenset[str] = frozenset())
     began = time.monotonic()
     with planted(bug):
         for seed in range(first, first + seeds):
-            report = World(seed, always=always).run()
+            report = World(seed, always=always | bug.always).run()
             if report.violation is not None:
                 took = time.monotonic() - began
                 return Hunt(bug.name, bug.was_real, seed, seed - first + 1, report.violation, took)

@@ -84,8 +84,10 @@ def store(state: BrokerState, event: SubmitTasks, workflows: list[Workflow], lan
 
 
 def on_slice_timer(state: BrokerState, request: int, now: Now) -> None:
-    """Build the next tasks of a large submission."""
-    _build_on(state, state.building.pop(request), now)
+    """Build the next tasks of a large submission, unless its lane was lost meanwhile."""
+    building = state.building.pop(request, None)
+    if building is not None:
+        _build_on(state, building, now)
 
 
 def _build_on(state: BrokerState, building: Building, now: Now) -> None:

@@ -54,6 +54,8 @@ class PostgresWriter:
         self.trips = Trips(self._timeline.connect)
         self.rows = GroupRows(self.trips, schema, lane)
         self._place = Position(lane, epoch, 0)
+        self.hold = self._fence.hold(lane, epoch)  # for a transaction without a sequence, in one trip
+        self.replies: list[StatementReply] = []  # of the last trip that was committed
         self._is_unconfirmed = False  # the last COMMIT was not confirmed by the synchronous standby
 
     # -- the transaction ----------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class PostgresWriter:
 
     def commit(self) -> None:
         try:
-            self._send(COMMIT)
+            self.replies = self._send(COMMIT)
         except CommitUnconfirmed:
             self._is_unconfirmed = True
             raise
