@@ -133,7 +133,7 @@ class CoreLoop:
             self._put,
             self.answers.answer,
             self._read,
-            self._watch,
+            lambda watch: self._check(watch, deaths.ticks_ago(watch.heard_ms_ago), 0),
             _log_breaker,
             self._log_complaint,
             self._tell_progress,
@@ -322,9 +322,6 @@ class CoreLoop:
             log.warning("read_failed", error=str(error))
             self.handle(LoadFailed(read.request, str(error)))
         self.flush()
-
-    def _watch(self, watch: WatchProcess) -> None:
-        self._check(watch, deaths.ticks_ago(watch.heard_ms_ago), 0)
 
     def _check(self, watch: WatchProcess, heard_ticks: int, waited_ms: int) -> None:
         """Check every `WATCH_MS`, for `WATCH_FOR_MS`, whether the operating system has ended this process."""

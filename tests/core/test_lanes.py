@@ -173,7 +173,7 @@ def test_an_open_order_of_a_lost_lane_is_left_to_its_next_owner() -> None:
     world, lost, kept = two_lanes(own=[LOST, KEPT])
     orders = {}
     for task in (lost, kept):
-        orders[task] = world.order(CancelTask, lane=world.state.lane_of(task), task_id=task, by="ann")
+        orders[task] = world.order(CancelTask, world.state.lane_of(task), task_id=task, by="ann")
     world.auto = False
     world.look()
     world.lose(LOST)

@@ -64,7 +64,8 @@ class LaneChanges:
             tables.take(lane, broker.id, broker.epoch)
             self.world.count("lane", "taken again")
             self.world.trace("lane_taken_again", lane)
-            broker.open_lanes((taken_lane(tables, lane, broker.settings.bus.lease_ms),))
+            taken = (taken_lane(tables, lane, broker.settings.bus.lease_ms),)
+            broker.post("called", broker.open_lanes, (taken,))
 
     def through_others(self, broker: "BrokerNode") -> dict[str, Callable[[Any], None]]:
         """The other broker answers nothing."""

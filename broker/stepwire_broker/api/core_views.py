@@ -319,9 +319,10 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
 
 def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
     lanes, members = len(state.lanes), state.members
+    orders = (state.counters.orders_sent, state.counters.orders_answered)
     if members is None:
-        return ClusterFigures(lanes, 1, False, None)
-    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono))
+        return ClusterFigures(lanes, 1, False, None, *orders)
+    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)
 
 
 def ready_figures(

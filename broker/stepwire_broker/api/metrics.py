@@ -243,20 +243,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.counters.lease_expiries,
     ),
     Metric(
-        "stepwire_orders_sent_total",
-        "counter",
-        (),
-        "Commands of this broker's clients that were stored for the owner of the task, another broker.",
-        lambda m: m.core.counters.orders_sent,
-    ),
-    Metric(
-        "stepwire_orders_answered_total",
-        "counter",
-        (),
-        "Commands of other brokers' clients that this broker has answered as the owner of the task.",
-        lambda m: m.core.counters.orders_answered,
-    ),
-    Metric(
         "stepwire_audit_rows_total",
         "counter",
         (),
@@ -385,7 +371,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "1 while the broker drains and accepts no new work.",
         lambda m: int(m.core.is_draining),
     ),
-    *(Metric(one.name, "gauge", (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
+    *(Metric(one.name, one.kind, (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
     Metric(
         "stepwire_broker_info",
         "gauge",

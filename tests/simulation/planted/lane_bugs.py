@@ -51,10 +51,6 @@ def _safe_at_once(plant: Plant) -> None:
     plant.method(BrokerState, "open_lane", open_lane)
 
 
-def _controls_lost(plant: Plant) -> None:
-    plant.method(Outbox, "keep_controls", lambda original, self, lane: None)
-
-
 BUGS: Final = tuple(
     Bug(name, plant, always=frozenset(LANE_KINDS))
     for name, plant in (
@@ -64,6 +60,5 @@ BUGS: Final = tuple(
         ("the counts of a lost lane stay", _counts_kept),
         ("requests for a lost lane wait for ever", _requests_kept),
         ("recovered deliveries of a taken lane are taken back at once", _safe_at_once),
-        ("controls of a lost group are lost", _controls_lost),
     )
 )
