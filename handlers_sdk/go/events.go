@@ -127,6 +127,10 @@ var sentences = map[string]func(session.Facts) string{
 	"link_rebuilt": func(facts session.Facts) string {
 		return fmt.Sprintf("connecting to %s again, because it is silent", facts["link"].(session.Link).Steps)
 	},
+	"link_moved": func(facts session.Facts) string {
+		return fmt.Sprintf("connecting to broker %s at its new address %s",
+			facts["broker"], facts["link"].(session.Link).Steps)
+	},
 	"link_removed": func(facts session.Facts) string {
 		return fmt.Sprintf("disconnected from broker %s, because no list names it", facts["broker"])
 	},

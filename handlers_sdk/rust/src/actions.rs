@@ -219,6 +219,7 @@ pub enum Event {
     MessageUnreadable { code: RefuseCode, why: String },
     MessageRefused { broker: String, refused: Option<String>, code: String, message: String },
     LinkRebuilt { link: Link, broker: Option<String> },
+    LinkMoved { link: Link, broker: String },
     LinkRemoved { link: Link, broker: String },
     ServerKeyChanged { link: Link, broker: String },
     BrokerIgnored { broker: String },

@@ -784,6 +784,19 @@ FAULTS: Final = (
         "                pass\n",
     ),
     Fault(
+        "the new address of a listed broker is not used",
+        ENDPOINTS,
+        "            self._moved[entry.broker] = link, entry.server_key\n",
+        "            pass\n",
+    ),
+    Fault(
+        "the new address of a broker that answers is used at once",
+        ENDPOINTS,
+        "            self._moved[entry.broker] = link, entry.server_key\n",
+        "            self._moved[entry.broker] = link, entry.server_key\n"
+        "            self._connected_ms[connected] = -1e9\n",
+    ),
+    Fault(
         "known brokers are connected again",
         ENDPOINTS,
         "if entry.broker not in self._brokers and entry.broker not in known and not unnamed:",

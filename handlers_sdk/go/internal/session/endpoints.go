@@ -19,6 +19,7 @@ type endpoints struct {
 	lists       map[*brokerPeer]map[string]bool // the brokers that each broker listed in its open session
 	keys        map[string][]string             // the CURVE keys that each broker lists for itself, the current one first
 	key         map[Link]string                 // of links whose latest key is not the configured one
+	moved       map[string]Connect              // by broker: the listed address and key, if another one is connected
 	ignored     map[string]bool                 // brokers that need CURVE keys, which the worker does not have
 	brokers     *brokers
 	holdings    *holdings
@@ -30,7 +31,7 @@ func newEndpoints(config *Config, brokers *brokers, holdings *holdings, out *out
 		checkAtMS: Never, hasCurve: config.Curve, brokerOf: newOrdered[Link, string](),
 		connectedMS: map[Link]float64{}, listedMS: newOrdered[Link, float64](),
 		lists: map[*brokerPeer]map[string]bool{}, ignored: map[string]bool{}, brokers: brokers, holdings: holdings,
-		keys: map[string][]string{}, key: map[Link]string{}, out: out,
+		keys: map[string][]string{}, key: map[Link]string{}, moved: map[string]Connect{}, out: out,
 	}
 	for _, link := range config.Links {
 		e.brokerOf.set(link, "")
@@ -86,8 +87,31 @@ func (e *endpoints) learn(peer *brokerPeer, listed []codec.Endpoints, nowMS floa
 		e.listedMS.set(link, nowMS)
 		e.out.add(Connect{link, entry.ServerKey})
 	}
+	e.noteAddresses(listed)
 	if e.hasCurve {
 		e.followKey(peer.id, listed, nowMS)
+	}
+}
+
+// noteAddresses notes the addresses of brokers that were learned from a list, if others are connected. The first entry
+// of each broker counts.
+func (e *endpoints) noteAddresses(listed []codec.Endpoints) {
+	noted := map[string]bool{}
+	for _, entry := range listed {
+		connected, ok := e.linkOf(entry.Broker)
+		if !isComplete(entry) || noted[entry.Broker] {
+			continue
+		}
+		noted[entry.Broker] = true
+		if !ok || !e.listedMS.has(connected) {
+			continue
+		}
+		link := Link{entry.Steps, entry.Results}
+		if link == connected || (entry.ServerKey != "" && !e.hasCurve) {
+			delete(e.moved, entry.Broker)
+		} else {
+			e.moved[entry.Broker] = Connect{link, entry.ServerKey}
+		}
 	}
 }
 
@@ -217,6 +241,7 @@ func (e *endpoints) disconnectUnlisted(nowMS float64) {
 			e.brokerOf.remove(link)
 			delete(e.connectedMS, link)
 			delete(e.keys, broker)
+			delete(e.moved, broker)
 			delete(e.key, link)
 			if peer != nil {
 				delete(e.lists, peer)
@@ -243,8 +268,10 @@ func (e *endpoints) rebuildSilent(nowMS float64) {
 			strangers++
 		}
 	}
-	for each := e.brokerOf.first; each != nil; each = each.behind {
+	last := e.brokerOf.last
+	for each, isLast := e.brokerOf.first, false; each != nil && !isLast; each = each.behind {
 		link, broker := each.key, each.value
+		isLast = each == last // a link that is moved is added behind it
 		if broker == "" && strangers >= unnamed {
 			continue
 		}
@@ -257,6 +284,12 @@ func (e *endpoints) rebuildSilent(nowMS float64) {
 			silentMS = codec.ServerKeyRetryMS
 		}
 		if math.Max(answeredMS, e.connectedMS[link]) <= nowMS-silentMS {
+			moved, isMoved := e.moved[broker]
+			delete(e.moved, broker)
+			if isMoved && !e.brokerOf.has(moved.Link) {
+				e.move(link, moved, nowMS)
+				continue
+			}
 			if len(keys) > 0 {
 				e.connectWith(link, e.nextKey(link, keys), nowMS)
 			} else {
@@ -266,6 +299,23 @@ func (e *endpoints) rebuildSilent(nowMS float64) {
 			e.out.log(Debug, "link_rebuilt", Facts{"link": link, "broker": broker})
 		}
 	}
+}
+
+// move connects a broker at the address that a list named last, instead of this one.
+func (e *endpoints) move(link Link, to Connect, nowMS float64) {
+	broker, _ := e.brokerOf.remove(link)
+	e.brokerOf.set(to.Link, broker)
+	listedMS, _ := e.listedMS.remove(link)
+	e.listedMS.set(to.Link, listedMS)
+	delete(e.connectedMS, link)
+	e.connectedMS[to.Link] = nowMS
+	delete(e.key, link)
+	if to.ServerKey != "" {
+		e.key[to.Link] = to.ServerKey
+	}
+	e.out.add(Disconnect{link})
+	e.out.add(to)
+	e.out.log(Info, "link_moved", Facts{"link": to.Link, "broker": broker})
 }
 
 // ignore does not connect to a broker that requires CURVE keys. Logged once for each broker.

@@ -18,6 +18,7 @@ export class BrokerLinks {
     )
     this.lists = new Map() // by peer: the brokers that it listed in its open session
     this.keys = new Map() // by broker: the CURVE keys that it lists for itself, the current one first
+    this.moved = new Map() // by broker: {link, serverKey} as listed, if another address is connected
     this.ignored = new Set() // brokers that need CURVE keys, which the worker does not have
     this.brokers = brokers
     this.holdings = holdings
@@ -57,6 +58,7 @@ export class BrokerLinks {
       this.links.set(keyOf(link), { link, broker, key: null, connectedMs: nowMs, listedMs: nowMs })
       this.out.add({ kind: 'connect', link, serverKey })
     }
+    this.noteAddresses(listed)
     if (!this.hasCurve) return
     const own = listed.filter((entry) => entry.broker === peer.id && entry.server_key !== null)
     this.followKey(
@@ -64,6 +66,26 @@ export class BrokerLinks {
       own.map((entry) => entry.server_key),
       nowMs,
     )
+  }
+
+  /**
+   * Note the addresses of brokers that were learned from a list, if others are connected. The first entry of each broker
+   * counts.
+   */
+  noteAddresses(listed) {
+    const noted = new Set()
+    for (const { broker, steps, results, server_key: serverKey } of listed) {
+      if (noted.has(broker)) continue
+      noted.add(broker)
+      const connected = [...this.links.values()].find((entry) => entry.broker === broker)
+      if (connected === undefined || connected.listedMs === null) continue
+      const link = { steps, results }
+      if (keyOf(link) === keyOf(connected.link) || (serverKey !== null && !this.hasCurve)) {
+        this.moved.delete(broker)
+      } else {
+        this.moved.set(broker, { link, serverKey })
+      }
+    }
   }
 
   /** Connect again with the broker's current key if it has changed. */
@@ -123,6 +145,7 @@ export class BrokerLinks {
       } else if (nowMs - entry.listedMs >= limits.UNLISTED_MS && (peer === null || this.isUnused(peer))) {
         this.links.delete(key)
         this.keys.delete(broker)
+        this.moved.delete(broker)
         if (peer !== null) {
           this.lists.delete(peer)
           this.brokers.forget(peer)
@@ -155,6 +178,12 @@ export class BrokerLinks {
       const keys = this.keys.get(broker) ?? []
       const silentMs = keys.length > 1 ? limits.SERVER_KEY_RETRY_MS : limits.SOCKET_REBUILD_MS
       if (Math.max(answeredMs, entry.connectedMs) <= nowMs - silentMs) {
+        const moved = this.moved.get(broker)
+        this.moved.delete(broker)
+        if (moved !== undefined && !this.links.has(keyOf(moved.link))) {
+          this.move(entry, moved, nowMs)
+          continue
+        }
         if (keys.length > 0) {
           this.connectWith(entry, nextKey(entry.key, keys), nowMs)
         } else {
@@ -164,6 +193,15 @@ export class BrokerLinks {
         this.out.log('debug', 'link_rebuilt', { link, broker })
       }
     }
+  }
+
+  /** Connect a broker at the address that a list named last, instead of this one. */
+  move({ link: old, broker, listedMs }, { link, serverKey }, nowMs) {
+    this.links.delete(keyOf(old))
+    this.links.set(keyOf(link), { link, broker, key: serverKey, connectedMs: nowMs, listedMs })
+    this.out.add({ kind: 'disconnect', link: old })
+    this.out.add({ kind: 'connect', link, serverKey })
+    this.out.log('info', 'link_moved', { link, broker })
   }
 
   /** Do not connect to a broker that requires CURVE keys. Logged once for each broker. */

@@ -90,6 +90,7 @@ const SENTENCES = {
   message_refused: ({ broker, refused, code, message }) =>
     `broker ${broker} refused a message of this worker (${refused ?? 'None'}): ${code}: ${message}`,
   link_rebuilt: ({ link }) => `connecting to ${link.steps} again, because it is silent`,
+  link_moved: ({ broker, link }) => `connecting to broker ${broker} at its new address ${link.steps}`,
   link_removed: ({ broker }) => `disconnected from broker ${broker}, because no list names it`,
   server_key_changed: ({ broker }) => `connecting to broker ${broker} again, because it has a new CURVE key`,
   broker_ignored: ({ broker }) =>

@@ -27,6 +27,7 @@ class BrokerLinks:
         self._lists: dict[BrokerPeer, set[str]] = {}  # the brokers that each broker listed in its open session
         self._keys: dict[str, list[str]] = {}  # the CURVE keys that each broker lists for itself, the current one first
         self._key: dict[Link, str] = {}  # of links whose latest key is not the configured one
+        self._moved: dict[str, tuple[Link, str | None]] = {}  # the listed address, and key, if another one is connected
         self._ignored: set[str] = set()  # brokers that need CURVE keys, which the worker does not have
         self._brokers = brokers
         self._holdings = holdings
@@ -60,9 +61,20 @@ class BrokerLinks:
                 self._broker_of[link] = entry.broker
                 self._connected_ms[link] = self._listed_ms[link] = now_ms
                 self._out.add(Connect(link, entry.server_key))
+        for broker, entry in {entry.broker: entry for entry in reversed(listed)}.items():
+            if known.get(broker) in self._listed_ms:
+                self._note_address(entry, known[broker])
         if self._has_curve:
             keys = [entry.server_key for entry in listed if entry.broker == peer.id and entry.server_key is not None]
             self._follow_key(peer.id, keys, now_ms)
+
+    def _note_address(self, entry: Endpoints, connected: Link) -> None:
+        """Note the address of a broker that was learned from a list, if another one is connected."""
+        link = Link(entry.steps, entry.results)
+        if link == connected or (entry.server_key is not None and not self._has_curve):
+            self._moved.pop(entry.broker, None)
+        else:
+            self._moved[entry.broker] = link, entry.server_key
 
     def _follow_key(self, broker: str, keys: list[str], now_ms: float) -> None:
         """Connect again with the broker's current key if it has changed."""
@@ -120,6 +132,7 @@ class BrokerLinks:
             elif now_ms - listed_ms >= limits.UNLISTED_MS and (peer is None or self._is_unused(peer)):
                 del self._listed_ms[link], self._broker_of[link], self._connected_ms[link]
                 self._keys.pop(broker, None)
+                self._moved.pop(broker, None)
                 self._key.pop(link, None)
                 if peer is not None:
                     self._lists.pop(peer, None)
@@ -136,7 +149,7 @@ class BrokerLinks:
         unnamed = sum(broker is None for broker in self._broker_of.values())
         since_ms = now_ms - limits.SOCKET_REBUILD_MS
         strangers = sum(p.id not in named and p.answered_ms > since_ms for p in self._brokers if p.session)
-        for link, broker in self._broker_of.items():
+        for link, broker in list(self._broker_of.items()):
             peer = None if broker is None else self._brokers.get(broker)
             if broker is None and strangers >= unnamed:
                 continue
@@ -144,12 +157,30 @@ class BrokerLinks:
             keys = self._keys.get(broker or "", [])
             silent_ms = limits.SERVER_KEY_RETRY_MS if len(keys) > 1 else limits.SOCKET_REBUILD_MS
             if max(answered_ms, self._connected_ms[link]) <= now_ms - silent_ms:
+                moved = self._moved.pop(broker or "", None)
+                if moved is not None and moved[0] not in self._broker_of:
+                    self._move(link, *moved, now_ms)
+                    continue
                 if keys:
                     self._connect_with(link, self._next_key(link, keys), now_ms)
                 else:
                     self._connected_ms[link] = now_ms
                     self._out.add(Rebuild(link))
                 self._out.log("debug", "link_rebuilt", link=link, broker=broker)
+
+    def _move(self, link: Link, to: Link, key: str | None, now_ms: float) -> None:
+        """Connect a broker at the address that a list named last, instead of this one."""
+        broker = self._broker_of.pop(link)
+        self._broker_of[to] = broker
+        self._listed_ms[to] = self._listed_ms.pop(link)
+        del self._connected_ms[link]
+        self._connected_ms[to] = now_ms
+        self._key.pop(link, None)
+        if key is not None:
+            self._key[to] = key
+        self._out.add(Disconnect(link))
+        self._out.add(Connect(to, key))
+        self._out.log("info", "link_moved", link=to, broker=broker)
 
     def _ignore(self, broker: str) -> None:
         """Do not connect to a broker that requires CURVE keys. Logged once for each broker."""

@@ -147,6 +147,7 @@ _SENTENCES: Final[dict[str, Callable[[Facts], str]]] = {
     "message_unreadable": lambda facts: f"a message of a broker cannot be read: {facts['code']}: {facts['why']}",
     "message_refused": _refused_message,
     "link_rebuilt": _rebuilt,
+    "link_moved": lambda facts: f"connecting to broker {facts['broker']} at its new address {facts['link'].steps}",
     "link_removed": lambda facts: f"disconnected from broker {facts['broker']}, because no list names it",
     "server_key_changed": lambda facts: f"connecting to broker {facts['broker']} again, because it has a new CURVE key",
     "broker_ignored": lambda facts: (

@@ -21,6 +21,7 @@ pub(super) struct BrokerLinks {
     lists: HashMap<PeerId, HashSet<String>>, // the brokers that each broker listed in its open session
     keys: HashMap<String, Vec<String>>, // the CURVE keys that each broker lists for itself, the current one first
     key_of: HashMap<Link, String>,    // of links whose latest key is not the configured one
+    moved: HashMap<String, (Link, Option<String>)>, // the listed address and key, if another one is connected
     ignored: HashSet<String>,         // brokers that need CURVE keys, which the worker does not have
 }
 
@@ -38,6 +39,7 @@ impl BrokerLinks {
             lists: HashMap::new(),
             keys: HashMap::new(),
             key_of: HashMap::new(),
+            moved: HashMap::new(),
             ignored: HashSet::new(),
         }
     }
@@ -59,6 +61,19 @@ impl BrokerLinks {
     pub fn link_of(&self, broker: &str) -> Option<Link> {
         let mut links = self.broker_of.iter();
         links.find(|(_, named)| named.as_deref() == Some(broker)).map(|(link, _)| link.clone())
+    }
+
+    /// Notes the address of a broker that was learned from a list, if another one is connected.
+    fn note_address(&mut self, entry: &Endpoints, link: &Link, has_curve: bool) {
+        let Some(connected) = self.link_of(&entry.broker) else { return };
+        if self.listed_ms.get(&connected).is_none() {
+            return;
+        }
+        if *link == connected || (entry.server_key.is_some() && !has_curve) {
+            self.moved.remove(&entry.broker);
+        } else {
+            self.moved.insert(entry.broker.clone(), (link.clone(), entry.server_key.clone()));
+        }
     }
 
     /// The key for the next attempt. A broker that has listed several keys may have changed its key meanwhile.
@@ -100,7 +115,7 @@ impl Session {
             .filter_map(|(entry, _)| entry.server_key.clone())
             .collect();
         let own = own.clone();
-        for (entry, link) in listed {
+        for (entry, link) in listed.clone() {
             if self.brokers.contains(&entry.broker) || known.contains(&entry.broker) || !unnamed.is_empty() {
                 continue;
             }
@@ -115,6 +130,12 @@ impl Session {
             links.connected_ms.insert(link.clone(), now_ms);
             links.listed_ms.insert(link.clone(), now_ms);
             self.out.add(Action::Connect { link, server_key: entry.server_key.clone() });
+        }
+        let mut noted = HashSet::new();
+        for (entry, link) in &listed {
+            if noted.insert(&*entry.broker) {
+                links.note_address(entry, link, self.config.has_curve);
+            }
         }
         self.follow_key(&own, own_keys, now_ms);
     }
@@ -192,6 +213,7 @@ impl Session {
             links.broker_of.remove(&link);
             links.connected_ms.remove(&link);
             links.keys.remove(&broker);
+            links.moved.remove(&broker);
             links.key_of.remove(&link);
             if let Some(peer) = peer {
                 links.lists.remove(&peer);
@@ -228,6 +250,11 @@ impl Session {
             }
         }
         for (link, broker, key) in again {
+            let moved = broker.as_ref().and_then(|broker| self.endpoints.moved.remove(broker));
+            if let Some((to, key)) = moved.filter(|(to, _)| self.endpoints.broker_of.get(to).is_none()) {
+                self.move_link(&link, to, key, now_ms);
+                continue;
+            }
             if let Some(key) = key {
                 self.connect_with(link.clone(), key, now_ms);
             } else {
@@ -236,5 +263,25 @@ impl Session {
             }
             self.out.log(Level::Debug, Event::LinkRebuilt { link, broker });
         }
+    }
+
+    /// Connects a broker at the address that a list named last, instead of this one.
+    fn move_link(&mut self, link: &Link, to: Link, key: Option<String>, now_ms: f64) {
+        let links = &mut self.endpoints;
+        let broker = links.broker_of.get(link).cloned().flatten();
+        let listed_ms = links.listed_ms.get(link).copied().unwrap_or(now_ms);
+        links.broker_of.remove(link);
+        links.broker_of.insert(to.clone(), broker.clone());
+        links.listed_ms.remove(link);
+        links.listed_ms.insert(to.clone(), listed_ms);
+        links.connected_ms.remove(link);
+        links.connected_ms.insert(to.clone(), now_ms);
+        links.key_of.remove(link);
+        if let Some(key) = &key {
+            links.key_of.insert(to.clone(), key.clone());
+        }
+        self.out.add(Action::Disconnect { link: link.clone() });
+        self.out.add(Action::Connect { link: to.clone(), server_key: key });
+        self.out.log(Level::Info, Event::LinkMoved { link: to, broker: broker.unwrap_or_default() });
     }
 }

@@ -84,6 +84,7 @@ fn name(event: &Event) -> &'static str {
         Event::MessageUnreadable { .. } => "message_unreadable",
         Event::MessageRefused { .. } => "message_refused",
         Event::LinkRebuilt { .. } => "link_rebuilt",
+        Event::LinkMoved { .. } => "link_moved",
         Event::LinkRemoved { .. } => "link_removed",
         Event::ServerKeyChanged { .. } => "server_key_changed",
         Event::BrokerIgnored { .. } => "broker_ignored",
@@ -139,6 +140,7 @@ fn sentence(event: &Event) -> String {
             format!("broker {broker} refused a message of this worker ({refused}): {code}: {message}")
         }
         Event::LinkRebuilt { link, .. } => format!("connecting to {} again, because it is silent", link.steps),
+        Event::LinkMoved { link, broker } => format!("connecting to broker {broker} at its new address {}", link.steps),
         Event::LinkRemoved { broker, .. } => {
             format!("disconnected from broker {broker}, because no list names it")
         }

@@ -17,6 +17,7 @@ module Stepwire
       @lists = {}.compare_by_identity # the brokers that each broker listed in its open session
       @keys = {} # the CURVE keys that each broker lists for itself, the current one first
       @key = {} # of links whose latest key is not the configured one
+      @moved = {} # by broker: the listed address and key, if another one is connected
       @ignored = [] # brokers that need CURVE keys, which the worker does not have
       @brokers = brokers
       @holdings = holdings
@@ -43,6 +44,7 @@ module Stepwire
       unnamed = @broker_of.select { |_, broker| broker.nil? }.keys
       @broker_of[unnamed.pop] = peer.id if !known.key?(peer.id) && unnamed.size == 1
       listed.each { |entry| connect(entry, known, now_ms) } if unnamed.empty?
+      note_addresses(listed)
       return unless @has_curve
 
       follow_key(peer.id, listed.select { |entry| entry.broker == peer.id }.filter_map(&:server_key), now_ms)
@@ -79,6 +81,22 @@ module Stepwire
       @broker_of[link] = entry.broker
       @connected_ms[link] = @listed_ms[link] = now_ms
       @out.add(Connect.new(link, entry.server_key))
+    end
+
+    # Note the addresses of brokers that were learned from a list, if others are connected. The first entry of each
+    # broker counts.
+    def note_addresses(listed)
+      listed.uniq(&:broker).each do |entry|
+        connected = link_of(entry.broker)
+        next unless @listed_ms.key?(connected)
+
+        link = Link.new(entry.steps, entry.results)
+        if link == connected || (entry.server_key && !@has_curve)
+          @moved.delete(entry.broker)
+        else
+          @moved[entry.broker] = [link, entry.server_key]
+        end
+      end
     end
 
     # Connect again with the broker's current key if it has changed.
@@ -129,6 +147,7 @@ module Stepwire
     end
 
     def remove(link, peer)
+      @moved.delete(@broker_of[link])
       [@listed_ms, @broker_of, @connected_ms, @key].each { |links| links.delete(link) }
       if peer
         @lists.delete(peer)
@@ -144,7 +163,7 @@ module Stepwire
       unnamed = @broker_of.count { |_, broker| broker.nil? }
       since_ms = now_ms - Limits::SOCKET_REBUILD_MS
       strangers = @brokers.count { |p| p.session && !named.include?(p.id) && p.answered_ms > since_ms }
-      @broker_of.each do |link, broker|
+      @broker_of.to_a.each do |link, broker|
         peer = broker && @brokers.get(broker)
         next if broker.nil? && strangers >= unnamed
 
@@ -153,9 +172,27 @@ module Stepwire
         silent_ms = keys.size > 1 ? Limits::SERVER_KEY_RETRY_MS : Limits::SOCKET_REBUILD_MS
         next if [answered_ms, @connected_ms[link]].max > now_ms - silent_ms
 
+        moved = @moved.delete(broker)
+        if moved && !@broker_of.key?(moved[0])
+          move(link, *moved, now_ms)
+          next
+        end
         connect_again(link, keys, now_ms)
         @out.log(:debug, :link_rebuilt, link: link, broker: broker)
       end
+    end
+
+    # Connect a broker at the address that a list named last, instead of this one.
+    def move(link, to, key, now_ms)
+      broker = @broker_of[to] = @broker_of.delete(link)
+      @listed_ms[to] = @listed_ms.delete(link)
+      @connected_ms.delete(link)
+      @connected_ms[to] = now_ms
+      @key.delete(link)
+      @key[to] = key if key
+      @out.add(Disconnect.new(link))
+      @out.add(Connect.new(to, key))
+      @out.log(:info, :link_moved, link: to, broker: broker)
     end
 
     def connect_again(link, keys, now_ms)

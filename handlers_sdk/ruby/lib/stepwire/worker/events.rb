@@ -112,6 +112,10 @@ module Stepwire
       "connecting to #{facts[:link].steps} again, because it is silent"
     end
 
+    def link_moved(facts)
+      "connecting to broker #{facts[:broker]} at its new address #{facts[:link].steps}"
+    end
+
     def link_removed(facts)
       "disconnected from broker #{facts[:broker]}, because no list names it"
     end

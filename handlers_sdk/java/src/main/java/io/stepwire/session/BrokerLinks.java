@@ -35,6 +35,9 @@ final class BrokerLinks {
   /** Of links whose latest key is not the configured one. */
   private final Map<Link, String> keyOf = new HashMap<>();
 
+  /** By broker: the listed address and key, if another one is connected. */
+  private final Map<String, Action.Connect> moved = new HashMap<>();
+
   private final Set<String> ignored = new HashSet<>(); // brokers that need CURVE keys
   private final Brokers brokers;
   private final HeldDeliveries holdings;
@@ -100,6 +103,7 @@ final class BrokerLinks {
       listedMs.put(link, nowMs);
       out.add(new Action.Connect(link, entry.serverKey()));
     }
+    noteAddresses(usable);
     if (hasCurve) {
       List<String> own =
           usable.stream()
@@ -107,6 +111,26 @@ final class BrokerLinks {
               .map(Endpoints::serverKey)
               .toList();
       followKey(peer.id, own, nowMs);
+    }
+  }
+
+  /**
+   * Notes the addresses of brokers that were learned from a list, if others are connected. The
+   * first entry of each broker counts.
+   */
+  private void noteAddresses(List<Endpoints> listed) {
+    Set<String> noted = new HashSet<>();
+    for (Endpoints entry : listed) {
+      Link connected = linkOf(entry.broker());
+      if (!noted.add(entry.broker()) || connected == null || !listedMs.containsKey(connected)) {
+        continue;
+      }
+      Link link = new Link(entry.steps(), entry.results());
+      if (link.equals(connected) || (entry.serverKey() != null && !hasCurve)) {
+        moved.remove(entry.broker());
+      } else {
+        moved.put(entry.broker(), new Action.Connect(link, entry.serverKey()));
+      }
     }
   }
 
@@ -216,6 +240,7 @@ final class BrokerLinks {
         brokerOf.remove(link);
         connectedMs.remove(link);
         keys.remove(broker);
+        moved.remove(broker);
         keyOf.remove(link);
         if (peer != null) {
           lists.remove(peer);
@@ -244,7 +269,7 @@ final class BrokerLinks {
       boolean isAnswering = peer.session != null && peer.answeredMs > sinceMs;
       strangers += isAnswering && !named.contains(peer.id) ? 1 : 0;
     }
-    for (Map.Entry<Link, String> entry : brokerOf.entrySet()) {
+    for (Map.Entry<Link, String> entry : new ArrayList<>(brokerOf.entrySet())) {
       Link link = entry.getKey();
       String broker = entry.getValue();
       BrokerPeer peer = broker == null ? null : brokers.get(broker);
@@ -255,6 +280,11 @@ final class BrokerLinks {
       List<String> listed = broker == null ? List.of() : keys.getOrDefault(broker, List.of());
       double silentMs = listed.size() > 1 ? Limits.SERVER_KEY_RETRY_MS : Limits.SOCKET_REBUILD_MS;
       if (Math.max(answeredMs, connectedMs.get(link)) <= nowMs - silentMs) {
+        Action.Connect to = broker == null ? null : moved.remove(broker);
+        if (to != null && !brokerOf.containsKey(to.link())) {
+          move(link, to, nowMs);
+          continue;
+        }
         if (listed.isEmpty()) {
           connectedMs.put(link, nowMs);
           out.add(new Action.Rebuild(link));
@@ -264,6 +294,22 @@ final class BrokerLinks {
         out.log(Level.DEBUG, "link_rebuilt", "link", link, "broker", broker);
       }
     }
+  }
+
+  /** Connects a broker at the address that a list named last, instead of this one. */
+  private void move(Link link, Action.Connect to, double nowMs) {
+    String broker = brokerOf.remove(link);
+    brokerOf.put(to.link(), broker);
+    listedMs.put(to.link(), listedMs.remove(link));
+    connectedMs.remove(link);
+    connectedMs.put(to.link(), nowMs);
+    keyOf.remove(link);
+    if (to.serverKey() != null) {
+      keyOf.put(to.link(), to.serverKey());
+    }
+    out.add(new Action.Disconnect(link));
+    out.add(to);
+    out.log(Level.INFO, "link_moved", "link", to.link(), "broker", broker);
   }
 
   /** Does not connect to a broker that requires CURVE keys. Logged once for each broker. */

@@ -102,6 +102,8 @@ final class WorkerEvents {
               + ": "
               + facts.get("message");
       case "link_rebuilt" -> "connecting to " + stepsOf(facts) + " again, because it is silent";
+      case "link_moved" ->
+          "connecting to broker " + broker + " at its new address " + stepsOf(facts);
       case "link_removed" -> "disconnected from broker " + broker + ", because no list names it";
       case "link_ignored" ->
           "a broker at "
