@@ -8,7 +8,8 @@ messages of the last commit sent.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, assert_never
 
 import structlog
 import zmq
@@ -18,7 +19,7 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .cluster_link import ClusterActions, ClusterLink
-from .core.answers.answers import Answer, CommandRefused
+from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
     Complaint,
@@ -35,9 +36,7 @@ from .core.machine import Machine
 from .core.model.commit_group import Broken, CommitGroup, Committed, LaneLost, LostCommits, Outcome, Stalled
 from .core.model.events import (
     ClaimRefuted,
-    Command,
     Event,
-    Forget,
     FrameRefused,
     LoadFailed,
     MessageIgnored,
@@ -92,9 +91,10 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._stop))
+        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
-        self._elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers)
+        self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
         self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
@@ -133,7 +133,7 @@ class CoreLoop:
             self._put,
             self.answers.answer,
             self._read,
-            self._watch,
+            lambda watch: self._check(watch, deaths.ticks_ago(watch.heard_ms_ago), 0),
             _log_breaker,
             self._log_complaint,
             self._tell_progress,
@@ -141,8 +141,8 @@ class CoreLoop:
             _log_worker_news,
             self._close_lane,
             self.cluster.release,
-            self._elsewhere.order,
-            self._elsewhere.wait,
+            self.elsewhere.order,
+            self.elsewhere.wait,
             self._passed_on.pass_on,
             self.cluster.conclude,
         )
@@ -152,18 +152,6 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
-
-    async def ask(self, make: Callable[[int], Command]) -> Answer:
-        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
-        request, future = self.answers.open()
-        try:
-            self.handle(make(request))
-            self.flush_soon()
-            return await future
-        except asyncio.CancelledError:
-            self.answers.close(request)
-            self.handle(Forget(request))
-            raise
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""
@@ -226,7 +214,7 @@ class CoreLoop:
         lane = self._state.outbox.lanes.get(outcome.lane)
         is_over = isinstance(outcome, LaneLost | LostCommits)
         if isinstance(outcome, Broken) or (is_over and self._was_the_last(outcome.lane)):
-            self._fail(outcome)  # type: ignore[arg-type]
+            self._fail(_reason_of(outcome))  # type: ignore[arg-type]
             return
         if lane is None:
             return  # of a lane that was lost meanwhile
@@ -268,22 +256,12 @@ class CoreLoop:
             stalled_ms = int((self._loop.time() - self._stalled_s.pop(lane.number)) * 1000)
             log.warning("database_recovered", code=before, stalled_ms=stalled_ms)
 
-    def _fail(self, outcome: Broken | LaneLost | LostCommits) -> None:
+    def _fail(self, reason: str) -> None:
         """Write and answer nothing from now on: the next start of a broker recovers the state."""
-        reason = (
-            f"the database failed and nothing more can be acknowledged: {outcome.error}"
-            if isinstance(outcome, Broken)
-            else f"{outcome.error}: see `stepwire db accept-loss`"
-            if isinstance(outcome, LostCommits)
-            else "another broker has taken over this broker's lane"
-        )
-        self._stop(reason)
-
-    def _stop(self, reason: str) -> None:
         self.is_open = False
         self.pulse.stop()
         log.error("broker_failed", reason=reason)
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.answers.give_up(CommandRefused("commit_unknown", reason))
         if not self._failed.done():
@@ -293,7 +271,7 @@ class CoreLoop:
         """Answer the requests that wait. Their outcomes are unknown."""
         self.is_open = False
         self.pulse.stop()
-        self._elsewhere.close()
+        self.elsewhere.close()
         self._passed_on.close()
         self.wire.close(LINGER_MS)
         self.answers.give_up(CommandRefused("commit_unknown", "the broker stopped before the outcome was known"))
@@ -344,9 +322,6 @@ class CoreLoop:
             log.warning("read_failed", error=str(error))
             self.handle(LoadFailed(read.request, str(error)))
         self.flush()
-
-    def _watch(self, watch: WatchProcess) -> None:
-        self._check(watch, deaths.ticks_ago(watch.heard_ms_ago), 0)
 
     def _check(self, watch: WatchProcess, heard_ticks: int, waited_ms: int) -> None:
         """Check every `WATCH_MS`, for `WATCH_FOR_MS`, whether the operating system has ended this process."""
@@ -410,6 +385,18 @@ class CoreLoop:
             text=complaint.text,
             principal=complaint.principal,
         )
+
+
+def _reason_of(outcome: Broken | LaneLost | LostCommits) -> str:
+    match outcome:
+        case Broken():
+            return f"the database failed and nothing more can be acknowledged: {outcome.error}"
+        case LostCommits():
+            return f"{outcome.error}: see `stepwire db accept-loss`"
+        case LaneLost():
+            return "another broker has taken over this broker's lane"
+        case _:
+            assert_never(outcome)
 
 
 def _log_offers_left_out(left_out: OffersLeftOut) -> None:

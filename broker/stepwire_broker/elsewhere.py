@@ -5,7 +5,7 @@ reaches whichever broker owns the lane when it is carried out.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
 from .core.answers.answers import Answer, CommandRefused, Done
@@ -47,6 +47,11 @@ class Elsewhere:
         if not self._is_waiting:
             self._is_waiting = True
             self._begin(self._look_for_ends())
+
+    @property
+    def awaited(self) -> Collection[int]:
+        """The tasks for whose ends clients wait."""
+        return self._waits.values()
 
     def close(self) -> None:
         for each in self._under_way:

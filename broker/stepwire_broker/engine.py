@@ -116,6 +116,7 @@ class Engine:
     audit: AuditTrail
     wire_counters: WireCounters
     erasures: Erasures
+    announce_http: Callable[[str], None]
 
     def __init__(
         self,
@@ -203,6 +204,7 @@ class Engine:
         machine = Machine(self.state, [(stored_workflow(row), bool(row.active)) for row in opened.workflows])
         core = CoreLoop(settings, machine, store, self._context, self.failed)
         self.audit = AuditTrail(core.handle_soon, store)
+        self.announce_http = lambda url: core.handle(HttpServed(url))
         self.measures, self.wire_counters = core.measures, core.wire.counters
         return core
 
@@ -349,7 +351,8 @@ class Engine:
             reasons.append("broker_dark")
         if not self.state.lanes:
             reasons.append("no_lane")
-        reasons += [f"lost_commits in lane {lane}" for lane in sorted(self.state.stopped)]
+        in_doubt = set() if self.state.members is None else self.state.members.lanes_in_doubt()
+        reasons += [f"lost_commits in lane {lane}" for lane in sorted({*self.state.stopped, *in_doubt})]
         stalled = self.state.outbox.stalled
         return reasons if stalled is None else [*reasons, stalled]
 
@@ -374,10 +377,6 @@ class Engine:
         return self.core_loop.taps.add(tap)
 
     # -- workers of this process --------------------------------------------------------------------------------------
-
-    def announce_http(self, url: str) -> None:
-        """Name this URL of the API to the other brokers."""
-        self.core_loop.handle(HttpServed(url))
 
     def attach(
         self, worker: str, executor: str, deliver: Callable[[bytes, bytes], None], grant: Grant | None = None

@@ -21,6 +21,7 @@ from .core.intake.routing_rules import Routed, SetRule
 from .core.model.events import Command, CommandOfOperator
 from .core.model.principal import PROCESS
 from .core.model.states import TaskState
+from .core.sharing.moving import LaneMoves, MoveLane
 from .core.workers.executor_control import ExecutorPaused, PauseExecutor, ResumeExecutor
 from .stages.requests import Make, read_body
 from .timestamps import rfc3339, rfc3339_or_none
@@ -110,6 +111,12 @@ class BreakerBody(Struct, frozen=True, forbid_unknown_fields=True):
     reason: Text = ""
 
 
+class MoveBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """`to`: the id of the broker that is to own the lane."""
+
+    to: Name
+
+
 class RemoveRuleBody(Struct, frozen=True, forbid_unknown_fields=True):
     match: str
 
@@ -142,6 +149,14 @@ class WorkerDrains(Struct, frozen=True):
 class ExecutorStatus(Struct, frozen=True):
     executor: str
     paused_since: str | None
+
+
+class LaneMove(Struct, frozen=True):
+    """`broker` owns the lane until it may go, and `to` takes it at its next beat."""
+
+    lane: int
+    broker: str
+    to: str
 
 
 class BreakerSetting(Struct, frozen=True):
@@ -239,7 +254,7 @@ def _check_resolution(body: ResolveBody) -> None:
 
 
 def _resolve(request: int, step_id: int, body: ResolveBody) -> ResolveStep:
-    output = Raw(bytes(body.output)) if body.output else None
+    output = bytes(body.output) if body.output else None
     return ResolveStep(request, step_id, body.outcome, body.reason, output, body.message, body.new_key)
 
 
@@ -308,6 +323,20 @@ RESUME_EXECUTOR: Final = OperatorCommand[str, NothingBody, ExecutorPaused](
     response=ExecutorStatus,
     refusals=(404,),
 )
+MOVE_LANE: Final = OperatorCommand[int, MoveBody, LaneMoves](
+    name="move_lane",
+    path="/v1/lanes/{lane}/move",
+    scope=Scope.ADMIN,
+    summary="Have the owner of a lane give it to another broker, as soon as no step of it waits at a worker. Running"
+    " steps go on, and the new owner adopts them.",
+    body=MoveBody,
+    event=lambda request, lane, body: MoveLane(request, lane, body.to),
+    answer=LaneMoves,
+    document=lambda answer: LaneMove(answer.lane, answer.owner, answer.to),
+    response=LaneMove,
+    refusals=(404, 409),
+    is_body_needed=True,
+)
 SET_RULE: Final = OperatorCommand[None, RuleSettings, Routed](
     name="set_rule",
     path="/v1/rules",
@@ -360,6 +389,7 @@ COMMANDS: Final[tuple[OperatorCommand, ...]] = (  # type: ignore[type-arg]
     DRAIN_WORKER,
     PAUSE_EXECUTOR,
     RESUME_EXECUTOR,
+    MOVE_LANE,
     SET_RULE,
     REMOVE_RULE,
     SET_BREAKER,

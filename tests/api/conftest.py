@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from stepwire import Context, OutcomeUnknown, Permanent, Worker
 
-from .running_api import WORKFLOW, Api, running, settings_in
+from .running_api import WORKFLOW, Api, endpoints, running, settings_in
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     settings = settings_in(directory)
     with running(directory, settings) as found:
         assert found.call("POST", "/v1/workflows", WORKFLOW).status == 201
-        worker = Worker(steps=settings.bus.steps, results=settings.bus.results, name="w")
+        steps, results = endpoints(settings)
+        worker = Worker(steps=steps, results=results, name="w")
 
         @worker.handler("shop.reserve")
         def reserve(context: Context) -> dict[str, int]:

@@ -3,14 +3,16 @@
 import asyncio
 import http.client
 import json
+import re
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from msgspec import structs
 from stepwire_broker.api import listening, token
 from stepwire_broker.api.limits import HttpLimits
 from stepwire_broker.api.server import Server
@@ -26,7 +28,7 @@ from stepwire_broker.core.model.events import Command
 from stepwire_broker.engine import Engine
 from stepwire_broker.executors.registry import Executors
 
-from tests.postgres.databases import database_in
+from tests.postgres.databases import LANES, OWNER, database_in, give_lane
 
 T = TypeVar("T")
 
@@ -72,8 +74,16 @@ class ObservedBroker(Engine):
         return super().readiness() if self.reasons is None else self.reasons
 
 
+# A new task belongs to the broker that it is sent to. A worker over HTTP has its session at one broker.
+OF_OWNER: Final = re.compile(r"POST /v1/(tasks(/batch)?|worker/.*)([?].*)?$")
+BROKER_LEASE_MS: Final = 2_000
+
+
 class Api(NamedTuple):
-    """One running API. `call` sends what a good client sends, unless the test says otherwise."""
+    """One running API. `call` sends what a good client sends, unless the test says otherwise.
+
+    If a second broker runs, new tasks are sent to that broker, and all other calls to this one.
+    """
 
     port: int
     token: str
@@ -81,6 +91,7 @@ class Api(NamedTuple):
     broker: ObservedBroker
     loop: asyncio.AbstractEventLoop
     server: Server
+    owner_port: int
 
     def call(
         self,
@@ -95,7 +106,9 @@ class Api(NamedTuple):
         if data is not None:
             said["Content-Type"] = "application/json"
         said |= headers or {}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        is_of_owner = OF_OWNER.match(f"{method} {path}") and self.broker.next_answer is None
+        port = self.owner_port if is_of_owner else self.port
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         try:
             connection.putrequest(method, path, skip_host="Host" in said)
             for name, value in said.items():
@@ -128,14 +141,23 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
     found: list[Api | BaseException] = []
 
     async def serve() -> None:
+        nonlocal settings
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         stop.append(lambda: loop.call_soon_threadsafe(ended.set))
+        owner = None if OWNER is None else await _start_owner(directory, settings, str(token_file))
+        if owner is not None:
+            lease = structs.replace(settings.broker, lease_ms=BROKER_LEASE_MS)
+            settings = structs.replace(settings, broker=lease)
         executors = Executors(settings)
         executors.configure()
         broker = ObservedBroker(settings, companion=executors)
         broker.heard = deque(maxlen=100)
         await broker.start()
+        if owner is not None:
+            give_lane(settings.database, min(owner.broker.state.lanes), broker.broker_id)
+            while not (broker.state.lanes and len(owner.broker.state.lanes) < LANES):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         if Path(settings.http.socket).is_absolute():
             listeners = listening.listen_everywhere(settings.http)
         else:  # the default would be a file of the tests' working directory
@@ -147,11 +169,15 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         tokens = token.open_tokens(str(token_file))
         server = Server(broker, tokens, listeners, limits)
         await server.start()
-        found.append(Api(listeners.sockets[0].getsockname()[1], TOKEN, tokens, broker, loop, server))
+        port = listeners.sockets[0].getsockname()[1]
+        found.append(Api(port, TOKEN, tokens, broker, loop, server, port if owner is None else owner.port))
         started.set()
         await ended.wait()
         await server.stop()
         await broker.stop()
+        if owner is not None:
+            await owner.server.stop()
+            await owner.broker.stop()
 
     def run() -> None:
         try:
@@ -177,6 +203,54 @@ def running(directory: Path, settings: Settings, limits: HttpLimits | None = Non
         assert not thread.is_alive()
         if isinstance(found[0], BaseException):
             raise found[0]
+
+
+class Owner(NamedTuple):
+    """The broker that owns the lanes, if that is another one than the tests ask."""
+
+    broker: Engine
+    server: Server
+    port: int
+
+
+async def _start_owner(directory: Path, settings: Settings, token_file: str) -> Owner:
+    assert OWNER is not None
+    of_owner = structs.replace(
+        settings,
+        broker=structs.replace(settings.broker, id=OWNER, lease_ms=BROKER_LEASE_MS),
+        bus=structs.replace(settings.bus, steps=of_owner_bus(settings).steps, results=of_owner_bus(settings).results),
+        http=structs.replace(settings.http, listen="127.0.0.1:0", socket=""),
+        executors=settings.executors,
+    )
+    executors = Executors(of_owner)
+    executors.configure()
+    broker = Engine(of_owner, companion=executors)
+    await broker.start()
+    assert broker.state.lanes, "the owner of the lanes starts first"
+    listeners = listening.Listeners(listening.listen(of_owner.http))
+    server = Server(broker, token.open_tokens(token_file), listeners)
+    await server.start()
+    return Owner(broker, server, listeners.sockets[0].getsockname()[1])
+
+
+class Endpoints(NamedTuple):
+    steps: str
+    results: str
+
+
+def of_owner_bus(settings: Settings) -> Endpoints:
+    """The bus of the broker that owns the lanes."""
+    assert isinstance(settings.bus.steps, str)
+    assert isinstance(settings.bus.results, str)
+    return Endpoints(settings.bus.steps + ".owner", settings.bus.results + ".owner")
+
+
+def endpoints(settings: Settings) -> tuple[list[str], list[str]]:
+    """Where a worker connects: to every broker."""
+    if OWNER is None:
+        return [str(settings.bus.steps)], [str(settings.bus.results)]
+    owner = of_owner_bus(settings)
+    return [str(settings.bus.steps), owner.steps], [str(settings.bus.results), owner.results]
 
 
 TOKEN = "t" * 43

@@ -27,6 +27,9 @@ ROUTES = [
     ("GET", "/v1/tasks"),
     ("GET", "/v1/tasks/{task_id}"),
     ("GET", "/v1/breakers"),
+    ("GET", "/v1/brokers"),
+    ("GET", "/v1/lanes"),
+    ("POST", "/v1/lanes/{lane}/move"),
     ("GET", "/v1/route"),
     ("GET", "/v1/rules"),
     ("POST", "/v1/rules"),
@@ -88,6 +91,7 @@ def at(path: str) -> str:
         .replace("{name}", "nothing")
         .replace("{worker}", "w:0")
         .replace("{executor}", "nothing")
+        .replace("{lane}", "9")
     )
 
 

@@ -1,8 +1,6 @@
 """The rows that requests leave in the audit, and the routes that show them."""
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ from stepwire_broker.api import audit_notes
 from stepwire_broker.api.operations import OPERATIONS
 from stepwire_broker.api.token import Grant, add_token, revoke_token
 from stepwire_broker.core.answers.scopes import Scope
-from stepwire_broker.store.sqlite.stored_state import SqliteState
 from stepwire_broker.store.stored_audit import verify
+
+from tests.postgres.databases import state_of
 
 from .running_api import WORKFLOW, Api, running, settings_in
 
@@ -98,13 +97,15 @@ CALLS: dict[str, Callable[[Api], Call]] = {
 }  # fmt: skip
 # Their effects need a worker, so the core's tests show their rows: tests/core/test_audit.py.
 OF_WORKERS = {"/v1/steps/{step_id}/resolve", "/v1/workers/{worker}/drain"}
+# It needs a second broker: tests/cli/test_brokers.py.
+OF_BROKERS = {"/v1/lanes/{lane}/move"}
 
 
 def test_every_changing_operation_of_operators_is_called_here() -> None:
-    assert {path for _, path in CHANGING} == CALLS.keys() | OF_WORKERS
+    assert {path for _, path in CHANGING} == CALLS.keys() | OF_WORKERS | OF_BROKERS
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in CHANGING if one[1] not in OF_WORKERS])
+@pytest.mark.parametrize(("method", "path"), [one for one in CHANGING if one[1] not in OF_WORKERS | OF_BROKERS])
 def test_a_changing_operation_leaves_exactly_one_row_with_its_author(api: Api, method: str, path: str) -> None:
     token = add_token(api.tokens.file, Grant("the-operator", frozenset({Scope.ADMIN})))
     api.on_loop(api.tokens.reload)
@@ -112,7 +113,7 @@ def test_a_changing_operation_leaves_exactly_one_row_with_its_author(api: Api, m
     before = rows(api)
     answer = api.call(method, call, body, {"Authorization": f"Bearer {token}"})
     assert answer.status in (200, 201, 202), answer
-    added = [row for row in rows(api) if row not in before]
+    added = [row for row in rows(api) if row not in before and row["principal"] != "process"]
     assert len(added) == 1
     (row,) = added
     shown = (row["principal"], row["via"], row["action"], row["target"])
@@ -120,7 +121,7 @@ def test_a_changing_operation_leaves_exactly_one_row_with_its_author(api: Api, m
     assert row["outcome"] in ("done", "unchanged")
     assert row["reason"] == (body or {}).get("reason", "")
     assert row["request_id"]
-    assert row["n"] == before[0]["n"] + 1
+    assert row["n"] > max((each["n"] for each in before if each["lane"] == row["lane"]), default=0)
 
 
 def test_a_refused_attempt_leaves_one_row_a_minute_for_each_principal(
@@ -198,16 +199,18 @@ def test_pages_of_the_audit_join_without_a_gap(api: Api) -> None:
             break
         cursor = f"&cursor={page['next_cursor']}"
     assert joined == whole
-    assert [row["n"] for row in whole] == list(range(len(whole), 0, -1))
+    for lane in {row["lane"] for row in whole}:
+        numbers = [row["n"] for row in whole if row["lane"] == lane]
+        assert numbers == list(range(len(numbers), 0, -1))
 
 
-def test_the_head_is_the_last_row_and_the_chain_is_complete(api: Api, tmp_path: Path) -> None:
+def test_the_head_is_the_last_row_and_the_chain_is_complete(api: Api) -> None:
     cancelled(api)
-    (head,) = api.call("GET", "/v1/audit/head").json["heads"]
+    heads = api.call("GET", "/v1/audit/head").json["heads"]
     newest = rows(api)[0]
-    assert (head["lane"], head["n"], head["hash"]) == (newest["lane"], newest["n"], newest["hash"])
-    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as connection:
-        assert list(verify(SqliteState(connection))) == []
+    assert (newest["lane"], newest["n"], newest["hash"]) in [(head["lane"], head["n"], head["hash"]) for head in heads]
+    with state_of(api.broker.settings.database) as state:
+        assert list(verify(state)) == []
 
 
 @pytest.mark.parametrize("query", ["cursor=x", "cursor=1", "since=yesterday", "limit=0", "who=me"])

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pytest
 from stepwire_broker.api import events
@@ -13,11 +13,16 @@ from stepwire_broker.api import events
 from .running_api import WORKFLOW, Api, running, settings_in
 
 
+class Until(Protocol):
+    """Returns all events up to the expected one. `cursors`: the lines `id:` of all events so far."""
+
+    cursors: list[str]
+
+    def __call__(self, is_it: Callable[[Any], bool], /) -> list[Any]: ...
+
+
 @contextmanager
-def following(
-    api: Api, query: str = "", last_id: str | None = None
-) -> Iterator[Callable[[Callable[[Any], bool]], list[Any]]]:
-    """Follow the stream, and return all events up to the expected one."""
+def following(api: Api, query: str = "", last_id: str | None = None) -> Iterator[Until]:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     headers = {"Authorization": f"Bearer {api.token}"} | ({"Last-Event-ID": last_id} if last_id else {})
     connection.request("GET", f"/v1/events{query}", headers=headers)
@@ -30,14 +35,20 @@ def following(
 
         def until(is_it: Callable[[Any], bool]) -> list[Any]:
             told: list[Any] = []
+            cursor = ""
             while not (told and is_it(told[-1])):
                 line = answer.readline()
                 assert line, "the stream ended"
-                if line.startswith(b"data: "):
+                if line.startswith(b"id: "):
+                    cursor = line[4:].strip().decode()
+                elif line.startswith(b"data: "):
                     told.append(json.loads(line[6:]))
+                    found.cursors.append(cursor)
             return told
 
-        yield until
+        found = cast(Until, until)
+        found.cursors = []
+        yield found
     finally:
         connection.close()
 
@@ -81,10 +92,11 @@ def test_a_client_that_reconnects_after_any_event_gets_the_next_one(served: Api)
     with following(served) as until:
         task_id = run(served)
         told = until(ended(task_id))
+        cursors = until.cursors
     for number in range(len(told) - 1):
-        with following(served, last_id=told[number]["id"]) as until:
+        with following(served, last_id=cursors[number]) as until:
             assert until(ended(task_id)) == told[number + 1 :]
-        with following(served, f"?after={told[number]['id']}") as until:
+        with following(served, f"?after={cursors[number]}") as until:
             assert until(ended(task_id)) == told[number + 1 :]
     with following(served, "?after=0") as until:
         everything = until(ended(task_id))
@@ -227,9 +239,10 @@ def test_a_stream_continues_after_a_restart_of_the_server(tmp_path: Path) -> Non
         assert api.call("POST", "/v1/workflows", WORKFLOW).status == 201
         with following(api) as until:
             task_id = api.call("POST", "/v1/tasks", {"workflow": "order"}).json["task_id"]
-            last = until(lambda event: event["kind"] == "readied")[-1]
+            until(lambda event: event["kind"] == "readied")
+            last_id = until.cursors[-1]
     with running(tmp_path, settings) as api:
         assert api.call("POST", f"/v1/tasks/{task_id}/cancel").status == 200
-        with following(api, last_id=last["id"]) as until:
+        with following(api, last_id=last_id) as until:
             told = until(ended(task_id))
     assert [event["kind"] for event in told] == ["cancel_asked", "cancelled", "cancelled", "ended"]

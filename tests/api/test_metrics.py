@@ -122,15 +122,17 @@ def test_work_and_workers_are_counted(served: Api) -> None:
 
 
 def test_a_stall_of_the_database_is_counted_once_and_metrics_still_answer(api: Api) -> None:
-    (lane,) = api.broker.state.outbox.lanes.values()
+    lane, *others = api.broker.state.outbox.lanes.values()
     before = scrape(api).get(("stepwire_database_stalls_total", "disk_full"), 0)
     for _ in range(3):  # the writer says it again with every try
         stalled = Stalled(lane.number, lane.handed, "disk_full", "for the test")
         api.on_loop(lambda stalled=stalled: api.broker.core_loop.on_outcome(stalled))
-    found = scrape(api)
-    assert found["stepwire_database_stalls_total", "disk_full"] == before + 1
-    assert found["stepwire_database_stalled",] == 1
-    api.on_loop(lambda: setattr(lane, "stalled", None))
+    assert scrape(api)["stepwire_database_stalls_total", "disk_full"] == before + 1
+    for each in others:  # the broker is stalled when all its lanes are
+        api.on_loop(lambda each=each: setattr(each, "stalled", "disk_full"))
+    assert scrape(api)["stepwire_database_stalled",] == 1
+    for each in (lane, *others):
+        api.on_loop(lambda each=each: setattr(each, "stalled", None))
     assert scrape(api)["stepwire_database_stalled",] == 0
 
 

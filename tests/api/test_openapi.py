@@ -43,6 +43,7 @@ SCHEMAS = as_json_schema({"schemas": DOCUMENT["components"]["schemas"]})
 STREAMS = ("/v1/tap", "/v1/events")
 # The worker is needed, and the handlers; and what may be retried or resolved stands just so for one order only.
 SELDOM_TAKEN = (
+    "/v1/lanes/{lane}/move",  # of another broker
     "/v1/workers/{worker}/drain",
     "/v1/breakers/{handler_class}",
     "/v1/tasks/{task_id}/retry",

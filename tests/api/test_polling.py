@@ -2,10 +2,10 @@
 
 import itertools
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from stepwire_broker.core.definitions.settings import (
     Settings,
 )
 from stepwire_broker.core.model.states import StepState
+
+from tests.postgres.databases import writes_held
 
 from .poller import Item, Poller
 from .running_api import Answer, Api, running, settings_in
@@ -762,17 +764,16 @@ def test_a_hundred_waiting_calls_are_answered_when_the_broker_stops(directory: P
 
 
 def test_results_that_are_not_stored_are_not_acked_by_a_broker_that_stops(directory: Path) -> None:
-    with sqlite3.connect(directory / "state.db", isolation_level=None) as other:
+    with ExitStack() as stack:
         with running(directory, polled(directory)) as api:
             apply(api)
             poller = Poller(api)
             task_id = submit(api, "one")
             (step,) = poller.lease()
-            other.execute("BEGIN IMMEDIATE")
+            stack.enter_context(writes_held(api.broker.settings.database))
             answer = in_background(lambda: poller.report(item_of(step)))
             eventually(lambda: api.on_loop(lambda: len(api.broker.state.outbox)))
         assert answer().code == "draining"
-        other.execute("ROLLBACK")
     with running(directory, polled(directory)) as api:
         assert step_of(api, task_id)["state"] == "dispatched"
         poller.api = api
@@ -784,13 +785,11 @@ def test_results_that_are_not_stored_are_not_acked_when_the_worker_leaves(fresh:
     poller = Poller(fresh)
     submit(fresh, "one")
     (step,) = poller.lease()
-    with sqlite3.connect(directory / "state.db", isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writes_held(fresh.broker.settings.database):
         answer = in_background(lambda: poller.report(item_of(step)))
         eventually(lambda: fresh.on_loop(lambda: len(fresh.broker.state.outbox)))
         assert poller.bye(holding=[]).json["ended"] is True
         assert (answer().status, answer().code) == (503, "overloaded")
-        other.execute("ROLLBACK")
     assert poller.report(item_of(step)).status == 200
 
 

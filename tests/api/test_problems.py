@@ -23,6 +23,7 @@ EXPECTED = {
     "no_executor": 503,
     "draining": 503,
     "starting": 503,
+    "broker_dark": 503,
     "database_locked": 503,
     "disk_full": 503,
     "database_read_only": 503,

@@ -210,6 +210,7 @@ BODIES: Final[dict[tuple[str, str], Callable[[Place], Any]]] = {
     },
     ("POST", "/v1/rules"): lambda at: {"match": f"{at.namespace}::**", "executor": "bus"},
     ("POST", "/v1/rules/remove"): lambda at: {"match": f"{at.namespace}::**"},
+    ("POST", "/v1/lanes/{lane}/move"): lambda at: {"to": "b9"},
     ("POST", "/v1/breakers/{handler_class}"): lambda at: {"state": "auto"},
     ("POST", "/v1/tasks/{task_id}/erase"): lambda at: {"reason": "matrix"},
     ("POST", "/v1/steps/{step_id}/resolve"): lambda at: {"outcome": "retry", "reason": "matrix"},
@@ -230,6 +231,7 @@ def path_of(method: str, path: str, at: Place) -> str:
         .replace("{name}", name)
         .replace("{worker}", "w:0")
         .replace("{executor}", "bus")
+        .replace("{lane}", "9")
         .replace("{handler_class}", f"{at.namespace}.pay")
     )
     query = QUERIES.get((method, path))

@@ -233,3 +233,13 @@ def test_a_key_file_that_cannot_be_trusted_is_red(
     ]
     assert (done.code, len(red)) == (FAILURE, 1), done
     assert text in red[0]
+
+
+def test_the_doctor_names_workers_that_miss_a_broker_or_serve_their_brokers_in_turn() -> None:
+    usual = {"slots": 10, "prefetch": 10, "brokers": ["b1", "b2"], "missing_brokers": []}
+    assert list(doctor.of_brokers([{"worker": "w", **usual}])) == []
+    missing = {**usual, "brokers": ["b1"], "missing_brokers": ["b2"]}
+    (finding,) = doctor.of_brokers([{"worker": "w", **missing}, {"worker": "v", **missing}])
+    assert finding.text == "w and 1 more have no session with the broker b2, whose steps do not reach it"
+    (finding,) = doctor.of_brokers([{"worker": "w", **usual, "slots": 1, "prefetch": 0}])
+    assert finding.text == "w has fewer slots than brokers, and serves them in turn"

@@ -31,7 +31,7 @@ def test_the_row_is_in_the_group_that_has_the_effect() -> None:
 
 def test_a_resolved_step_leaves_a_row_without_its_output() -> None:
     world, task_id, _ = held_step()
-    output = msgspec.Raw(b'{"card":"4111"}')
+    output = b'{"card":"4111"}'
     world.ask(ResolveStep, step_id=task_id + 1, outcome="completed", reason="looked it up", output=output, by="ci")
     row = next(row for group in world.groups for row in group.audit if row.action == "resolve_step")
     assert (row.target, row.reason) == (f"step {task_id + 1}", "looked it up")

@@ -223,6 +223,17 @@ def test_the_answer_to_a_submission_comes_with_its_own_commit() -> None:
     assert request in world.answers
 
 
+def test_the_answer_to_a_submission_waits_for_its_own_lane_only() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.auto = False
+    while len(world.writings) < 2:
+        world.submit()
+    of_lane = {lane: group.submissions[0].request for lane, group in world.writings.items()}
+    world.commit(2)
+    assert (of_lane[2] in world.answers, of_lane[1] in world.answers) == (True, False)
+
+
 def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lanes() -> None:
     world = World()
     ids = [world.task(ONE) for _ in range(2)]

@@ -1,6 +1,7 @@
 """The addresses of live brokers, as workers receive them."""
 
 import pytest
+from stepwire_broker.core import overview
 from stepwire_broker.core.brokers import addresses
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints, Listener, ListenerKind, of_row, to_row
 from stepwire_broker.core.model import events
@@ -147,3 +148,14 @@ def test_a_row_that_cannot_be_read_has_no_listeners(text: str | None) -> None:
 def test_a_row_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
     text = to_row(broker("b2", TCP, host="h2")).replace('"host"', '"later":1,"host"')
     assert of_row("b2", text) == broker("b2", TCP, host="h2")
+
+
+def test_the_list_of_workers_shows_which_live_brokers_a_worker_misses() -> None:
+    world = world_of(TCP)
+    welcomed(world, TCP)
+    (alone,) = overview.workers(world.state, world.now)
+    assert (alone.brokers, alone.missing_brokers) == ([], [])
+    learn(world, broker("b2", TCP), broker("b3", TCP))
+    world.say(wire.Heartbeat(v="2.0", worker=W, n=9, sessions={"b1": "7.1", "b3": "9.1", "b9": "1.1"}, free={}))
+    (shown,) = overview.workers(world.state, world.now)
+    assert (shown.brokers, shown.missing_brokers) == (["b1", "b3"], ["b2"])

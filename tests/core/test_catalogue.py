@@ -239,6 +239,39 @@ def test_a_change_that_is_not_committed_is_not_undone_by_a_read() -> None:
     assert first.state.catalogue.revision == first.rows.queries.controls_revision()
 
 
+def test_an_older_row_of_a_control_does_not_replace_a_change_that_is_not_committed() -> None:
+    first, second = two(auto=False, answers_reads=False)
+    first.ask(SetRule, match=RULE.match, rule=RULE)
+    first.ask(PauseExecutor, executor="bus")
+    first.settle()
+    second.ask(SetRule, match=OTHER_RULE.match, rule=OTHER_RULE)
+    second.settle()
+    changed = RuleSettings(match=RULE.match, worker_selector={"gpu": "false"})
+    first.ask(SetRule, match=RULE.match, rule=changed)
+    first.ask(ResumeExecutor, executor="bus")
+    first.look()
+    while first.reads:
+        first.read()
+    assert [placed.rule for placed in first.state.runtime_rules if placed.rule.match == RULE.match] == [changed]
+    assert first.state.executor("bus").paused_wall is None
+
+
+def test_a_change_of_another_broker_that_an_early_read_must_leave_out_is_read_again() -> None:
+    first, second = two(auto=False, answers_reads=False)
+    first.ask(SetRule, match=RULE.match, rule=RULE)
+    first.submit("nothing")  # the catalogue is read, and the read is slow
+    first.settle()
+    changed = RuleSettings(match=RULE.match, worker_selector={"gpu": "false"})
+    second.ask(SetRule, match=RULE.match, rule=changed)
+    second.settle()
+    first.read()
+    assert [placed.rule for placed in first.state.runtime_rules] == [RULE]
+    first.look()
+    while first.reads:
+        first.read()
+    assert [placed.rule for placed in first.state.runtime_rules] == [changed]
+
+
 def test_a_look_without_news_reads_nothing_more() -> None:
     first, second = two()
     second.ask(SetRule, match=RULE.match, rule=RULE)

@@ -435,7 +435,7 @@ def test_after_a_retry_a_late_success_completes_its_held_step_even_if_the_step_l
 @pytest.mark.parametrize(
     ("members", "state", "task"),
     [
-        ({"outcome": "completed", "output": msgspec.Raw(b'{"paid":1}')}, "completed", "completed"),
+        ({"outcome": "completed", "output": b'{"paid":1}'}, "completed", "completed"),
         ({"outcome": "completed"}, "completed", "completed"),
         ({"outcome": "failed", "message": "it did not"}, "failed", "failed"),
         ({"outcome": "retry"}, "ready", "running"),

@@ -25,7 +25,7 @@ def why(world: World, task_id: int, name: str = "only") -> explain.Why:
     """Explain the step from its committed rows; the live step must give the same explanation."""
     rows = world.rows
     workflow = world.state.workflows[rows.tasks[task_id].workflow_id]
-    task = restored(world.state, rows.task(task_id), rows.steps_of(task_id))
+    task = restored(workflow, rows.task(task_id), rows.steps_of(task_id))
     stored = explain.step(world.state, task.steps[workflow.by_name[name]], world.now)
     if task_id in world.state.tasks and stored.code != "committing":
         assert explain.step(world.state, world.step(task_id, name), world.now) == stored
@@ -33,7 +33,8 @@ def why(world: World, task_id: int, name: str = "only") -> explain.Why:
 
 
 def why_task(world: World, task_id: int) -> explain.WhyTask:
-    task = restored(world.state, world.rows.task(task_id), world.rows.steps_of(task_id))
+    row = world.rows.task(task_id)
+    task = restored(world.state.workflows[row.workflow_id], row, world.rows.steps_of(task_id))
     return explain.task(world.state, task, world.now)
 
 

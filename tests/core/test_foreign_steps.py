@@ -260,3 +260,11 @@ def test_a_result_of_a_removed_step_is_answered_as_not_found() -> None:
     order = passed(world, batch, step_id=batch.steps[0].step_id + 900)
     world.look()
     assert world.order_answer(order).code == "not_found"
+
+
+def test_a_result_of_a_lane_that_no_live_broker_owns_waits_for_the_next_copy() -> None:
+    world = World(lanes=2, own=[LANE])
+    world.hello()
+    world.beat()
+    report(world, "batch_1", result(ELSEWHERE))
+    assert (world.passed_on, world.acked) == ([], [])

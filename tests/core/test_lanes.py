@@ -85,6 +85,19 @@ def test_requests_whose_commit_is_lost_with_the_lane_get_commit_unknown_and_othe
     world.check()
 
 
+def test_a_submission_that_was_being_built_for_a_lost_lane_is_stored_nowhere() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.state.slice_steps = 1
+    world.submit(count=3)
+    ((request, building),) = world.state.building.items()
+    world.lose(building.lane)
+    assert unknown(world.answers[request])
+    world.pass_time(1_000)
+    assert (world.rows.tasks, world.state.open_steps, world.state.reserved_tasks) == ({}, 0, 0)
+    world.check()
+
+
 def test_nothing_that_rests_on_a_lost_group_is_sent() -> None:
     world, lost, kept, batches = handed_out(CHAIN)
     world.auto = False
@@ -160,7 +173,7 @@ def test_an_open_order_of_a_lost_lane_is_left_to_its_next_owner() -> None:
     world, lost, kept = two_lanes(own=[LOST, KEPT])
     orders = {}
     for task in (lost, kept):
-        orders[task] = world.order(CancelTask, lane=world.state.lane_of(task), task_id=task, by="ann")
+        orders[task] = world.order(CancelTask, world.state.lane_of(task), task_id=task, by="ann")
     world.auto = False
     world.look()
     world.lose(LOST)
@@ -262,6 +275,35 @@ def test_a_lane_has_its_own_safe_time_from_when_it_was_taken() -> None:
     world.check()
 
 
+def test_a_run_of_a_taken_lane_outlives_the_session_that_adopted_it_until_the_lane_is_safe() -> None:
+    world = World(lanes=2, own=[LOST, KEPT])
+    world.hello()
+    task_id = world.task(ONE)
+    lane = world.state.tasks[task_id].lane
+    batch = world.last(wire.Steps)
+    world.accept(batch)
+    world.lose(lane)
+    world.hello(k=2, n=3, holding=[held(batch, "running")])
+    world.take(lane, lease_ms=30_000)
+    world.beat(k=2, n=4, holding=[held(batch, "running")])
+    assert world.step(task_id).session is not None
+    world.pass_time(2 * DIES_MS)  # the worker may still hold a lease from the former owner
+    assert world.row(task_id).state == "dispatched"
+    world.pass_time(DIES_MS)
+    assert world.row(task_id).state == "ready"
+    world.check()
+
+
+def test_a_lane_that_is_taken_does_not_prolong_the_lease_of_a_session_without_its_deliveries() -> None:
+    world = World(lanes=2, own=[LOST, KEPT])
+    world.hello()  # the worker never confirms that it received the welcome
+    world.lose(LOST)
+    world.pass_time(DIES_MS - 1_000)
+    world.take(LOST, lease_ms=30_000)
+    world.pass_time(2_000)
+    assert not world.state.sessions
+
+
 def test_a_step_that_ended_before_its_lane_was_lost_is_not_superseded_when_the_lane_is_back() -> None:
     world, lost, _kept, batches = handed_out(ONE, W)
     world.result(batches[lost])
@@ -303,6 +345,13 @@ def test_new_tasks_go_to_lanes_that_stay() -> None:
     world, _lost, _kept = two_lanes()
     world.handle(events.ReleaseLane(LOST))
     assert {world.state.lane_of(world.task(ONE)) for _ in range(5)} == {KEPT}
+
+
+def test_a_broker_that_gives_up_all_its_lanes_accepts_no_new_task() -> None:
+    world, _lost, _kept = two_lanes()
+    for lane in (LOST, KEPT):
+        world.handle(events.ReleaseLane(lane))
+    assert world.submit().code == "starting"
 
 
 def test_unused_ids_of_a_released_lane_are_the_next_ones_of_its_next_owner() -> None:

@@ -41,6 +41,11 @@ def kinds(world: World, task_id: int) -> list[str]:
         (CancelTask, {"task_id": ELSEWHERE, "reason": "sold out"}),
         (RetryTask, {"task_id": ELSEWHERE, "from_step": "a"}),
         (ResolveStep, {"step_id": ELSEWHERE, "outcome": "failed", "reason": "asked the bank"}),
+        (
+            ResolveStep,
+            {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b'{"a":"z"}'},
+        ),
+        (ResolveStep, {"step_id": ELSEWHERE, "outcome": "completed", "reason": "r", "output": b"null"}),
         (EraseTask, {"task_id": ELSEWHERE, "reason": "a request"}),
     ],
 )
@@ -68,7 +73,7 @@ def test_every_command_on_a_task_or_step_has_a_form_as_an_order() -> None:
     of_tasks = {kind.__name__ for kind in events.Command.__subclasses__() if members & set(kind.__struct_fields__)} | {
         kind.__name__ for kind in events.CommandOfOperator.__subclasses__() if members & set(kind.__struct_fields__)
     }
-    assert of_tasks - {"AwaitTask"} == set(COMMANDS)
+    assert of_tasks - {"AwaitTask"} == set(COMMANDS) - {"MoveLane"}
 
 
 # -- the owner of the lane --------------------------------------------------------------------------------------------
@@ -138,6 +143,8 @@ def test_a_read_from_before_the_commit_that_arrives_after_it_finds_nothing_to_do
     world.handle(early)
     world.settle()
     assert kinds(world, task_id).count("paused") == 1
+    assert len(world.rows.tables.audit) == 2  # of the workflow and of the order
+    assert world.rows.parked == []
     assert not world.state.orders.under_way
     world.look()
     while world.reads:
@@ -198,6 +205,7 @@ def test_orders_in_the_group_after_a_refused_one_are_refused_with_their_task() -
     world.look()  # its effect is in the open group
     world.settle()
     assert [world.order_answer(n).code for n in (first, second)] == ["refused_by_database"] * 2
+    assert len(world.rows.parked) == 1  # the effect of the first order
     assert kinds(world, task_id) == ["submitted", "readied"]
 
 
@@ -272,7 +280,7 @@ def test_a_command_of_a_newer_version_is_refused_by_name_of_the_broker() -> None
 
 def test_orders_of_other_lanes_are_left_to_their_owners() -> None:
     world = shared()
-    order = world.order(CancelTask, lane=LANE + 1, task_id=ELSEWHERE, **ANN)
+    order = world.order(CancelTask, lane_of_order=LANE + 1, task_id=ELSEWHERE, **ANN)
     world.look()
     assert world.order_answer(order) is None
 

@@ -7,6 +7,9 @@ from stepwire_broker.core.answers.answers import CommandRefused, TasksSubmitted
 from stepwire_broker.core.answers.hints import HintCode, hint_text
 from stepwire_broker.core.definitions.settings import LimitSettings, QuotaSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, RetryTask
+from stepwire_broker.core.lanes.beats import presence
+from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow
+from stepwire_broker.core.membership.members import Members
 from stepwire_broker.core.model import events
 
 from .world import World
@@ -50,6 +53,46 @@ def test_a_submission_over_the_open_steps_of_its_namespace_is_refused_and_stores
     assert hint_text(refused.hint) == "submit again later, or raise the limit of shop in limits.namespaces"
     assert len(world.rows.tasks) == 2
     assert_counts(world)
+
+
+def see(world: World, *others: BrokerRow) -> None:
+    """A beat of this broker reads its own row and these."""
+    identity, mono = world.state.identity, world.now.mono
+    if world.state.members is None:
+        world.state.members = Members(identity.broker, identity.epoch, "1", 10_000, mono)
+    own = BrokerRow(id=identity.broker, epoch=identity.epoch, beat=1, lease_ms=10_000)
+    world.handle(Beaten(sent_mono=mono, received_mono=mono, brokers=(own, *others), lanes=()))
+
+
+def other(**open_steps: int) -> BrokerRow:
+    return BrokerRow(id="b2", epoch=99, beat=1, lease_ms=10_000, open_steps={ALL: 6, **open_steps})
+
+
+def test_open_steps_of_other_brokers_count_for_the_quota_of_a_namespace() -> None:
+    world = with_quota(max_open_steps=5)
+    see(world, other(shop=4))
+    refused = world.submit(namespace="shop")
+    assert (refused.code, refused.message[:45]) == ("quota", "4 steps of the namespace shop are open and th")
+    see(world, other(shop=3))
+    assert isinstance(world.submit(namespace="shop"), TasksSubmitted)
+    see(world)  # the row of a broker that has left is removed
+    assert isinstance(world.submit(namespace="shop"), TasksSubmitted)
+
+
+def test_open_steps_of_other_brokers_count_for_the_limit_of_all_namespaces() -> None:
+    world = World(Settings(limits=LimitSettings(max_open_steps=9)))
+    world.apply(OTHER)
+    see(world, other())
+    assert isinstance(world.submit(namespace="billing"), TasksSubmitted)
+    refused = world.submit(namespace="billing")
+    assert (refused.code, refused.message[:16]) == ("too_many_open_steps", "8 steps are open")
+
+
+def test_a_broker_describes_its_open_steps_in_all_and_of_namespaces_with_a_quota() -> None:
+    world = with_quota(max_open_steps=50)
+    world.submit(namespace="shop", count=2)
+    world.submit(namespace="billing")
+    assert presence(world.state, None, "").open_steps == {ALL: 6, "shop": 4}
 
 
 def test_a_quota_is_used_up_to_its_last_step_and_no_other_namespace_is_limited() -> None:

@@ -4,7 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.definitions.settings import ExecutionSettings, RuleSettings, Settings, ShadowSettings
+from stepwire_broker.core.definitions.settings import (
+    BatchSettings,
+    BusSettings,
+    ExecutionSettings,
+    RuleSettings,
+    Settings,
+    ShadowSettings,
+)
 from stepwire_broker.core.model import events
 from stepwire_broker.core.shadows.shadow import FIRST, Tally, difference
 from stepwire_protocol import messages as wire
@@ -238,3 +245,18 @@ def test_a_copy_goes_to_no_worker_that_refused_its_handler_as_unknown() -> None:
     world.hello(worker_id(number=3), **shadows)
     world.task(ONE)
     assert [b for b in world.batches(worker_id(number=3)) if b.steps[0].step_id >= FIRST]
+
+
+def test_a_copy_of_a_step_whose_lane_was_lost_is_not_sent() -> None:
+    rule = RuleSettings("**", shadow=ShadowSettings(percent=100.0, worker_selector=NEXT))
+    bus = BusSettings(batch=BatchSettings(max_steps=1))
+    world = World(Settings(execution=ExecutionSettings(rules=(rule,)), bus=bus), executors=["exec"], lanes=2)
+    both(world, slots=8)
+    world.apply(ONE)
+    world.auto = False
+    while not world.state.shadows.wanted:
+        world.submit()
+    (wanted,) = world.state.shadows.wanted  # the writer of its lane was busy when the step was dispatched
+    world.lose(wanted.step.task.lane)
+    world.settle()
+    assert not [b for b in world.batches(W2) if b.steps[0].task_id == wanted.request.task_id]

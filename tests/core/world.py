@@ -252,11 +252,11 @@ class World:
         submitted = self.submit(document["name"], namespace=name[0], **members)
         return int(submitted.task_ids[0])
 
-    def order(self, kind: type, lane: int = LANE, **members: Any) -> int:
+    def order(self, kind: type, lane_of_order: int = LANE, **members: Any) -> int:
         """Store a command of another broker's client. Returns the id of the order."""
         orders = self.rows.tables.orders
         number = len(orders) + 1
-        orders[number] = OrderRow(lane, self.now.wall, command_text(kind(request=5, **members)), None)
+        orders[number] = OrderRow(lane_of_order, self.now.wall, command_text(kind(request=5, **members)), None)
         return number
 
     def look(self) -> None:

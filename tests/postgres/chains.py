@@ -1,13 +1,28 @@
 """Load of chains of four steps, as the groups that a broker writes for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
+from stepwire_broker.core.model.commit_group import (
+    CommitGroup,
+    Committed,
+    HistoryRow,
+    StepCompleted,
+    StepDispatched,
+    StepNew,
+    Submission,
+    TaskChanged,
+    TaskNew,
+)
+from stepwire_broker.store.lane import Writing
 from stepwire_broker.store.postgres.fence import Fence, Position
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
 from stepwire_broker.store.postgres.statements import HotStatements
+from stepwire_broker.store.postgres.writer import PostgresWriter
+
+from tests.store.stored_rows import step_new, task_changed, task_new
 
 STEPS: Final = 4
 BLOCK: Final = 1 << 20
@@ -69,6 +84,82 @@ class Chains:
                 "history": [_fact(task_id, f'[["completed",{position},0,25,3]]')],
                 **changed,
             }
+
+
+class GroupChains:
+    """The same chains as groups of the core, for the product's own writer."""
+
+    def __init__(self, lane: int, tasks: int) -> None:
+        self._lane = lane
+        self._seq = 0
+        self._ids = (BLOCK * lane + number for number in count(1, STEPS + 1))
+        self._lives: list[Iterator[_Event]] = [iter(()) for _ in range(tasks)]
+        self._next = 0
+        self.steps = 0  # that were completed
+
+    def group(self, events: int) -> CommitGroup:
+        """The next group, with this number of events."""
+        self._seq += 1
+        group = CommitGroup(lane=self._lane, seq=self._seq)
+        tasks: list[TaskNew] = []
+        steps: list[StepNew] = []
+        for _ in range(events):
+            at = self._next = (self._next + 1) % len(self._lives)
+            event = next(self._lives[at], None)
+            if event is None:
+                self._lives[at] = _life(next(self._ids), self._lane)
+                event = next(self._lives[at])
+            tasks += event.tasks
+            steps += event.steps
+            group.steps_dispatched += event.dispatched
+            group.steps_completed += event.completed
+            group.tasks_changed += event.changed
+            group.history += event.history
+        self.steps += len(group.steps_completed)
+        if tasks:
+            group.submissions.append(Submission(1, [], tasks, steps, []))
+        return group
+
+
+class _Event(NamedTuple):
+    history: Sequence[HistoryRow]
+    tasks: Sequence[TaskNew] = ()
+    steps: Sequence[StepNew] = ()
+    dispatched: Sequence[StepDispatched] = ()
+    completed: Sequence[StepCompleted] = ()
+    changed: Sequence[TaskChanged] = ()
+
+
+def _life(task_id: int, lane: int) -> Iterator[_Event]:
+    """The events of a task: stored, and for each step dispatched and completed."""
+    ids = [task_id + number for number in range(1, STEPS + 1)]
+    yield _Event(
+        [HistoryRow(task_id, NOW, b'[["submitted","order","1",%d]]' % ids[0])],
+        tasks=[
+            task_new(task_id, lane=lane, context=CONTEXT.encode(), context_bytes=len(CONTEXT), rank_ms=NOW + task_id)
+        ],
+        steps=[
+            step_new(step, task_id, i, state="waiting" if i else "ready", ready_ms=None if i else NOW)
+            for i, step in enumerate(ids)
+        ],
+    )
+    for i, step in enumerate(ids):
+        yield _Event(
+            [HistoryRow(task_id, NOW, b'[["dispatched",%d,1,"batch_%d","worker-1"]]' % (i, step))],
+            dispatched=[StepDispatched(step, 1, f"batch_{step}", "worker-1", NOW, NOW + 1)],
+        )
+        is_last = i == STEPS - 1
+        yield _Event(
+            [HistoryRow(task_id, NOW, b'[["completed",%d,0,25,3]]' % i)],
+            completed=[StepCompleted(step, OUTPUT.encode(), len(OUTPUT), NOW + 5, 3)],
+            changed=[task_changed(task_id, state="completed", finished_ms=NOW)] if is_last else [],
+        )
+
+
+def write_groups(writer: PostgresWriter, chains: GroupChains, lane: int, groups: int, events: int) -> None:
+    for _ in range(groups):
+        outcome = Writing(lane, writer, chains.group(events)).attempt()
+        assert isinstance(outcome, Committed), outcome
 
 
 ORDER: Final = ("tasks_new", "steps_new", "steps_dispatched", "steps_completed", "tasks_changed", "history")

@@ -7,18 +7,23 @@ import argparse
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.connecting import connect
 from stepwire_broker.store.postgres.fence import Fence, Position
-from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, StatementCall
+from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline
+from stepwire_broker.store.postgres.queries import PostgresQueries
+from stepwire_broker.store.postgres.readers import PostgresReaders
 from stepwire_broker.store.postgres.schema import create_tables
-from stepwire_broker.store.postgres.statements import HotStatements
+from stepwire_broker.store.postgres.writer import PostgresWriter
 
-from .chains import NOW, Chains, write
+from .chains import NOW, Chains, GroupChains, write, write_groups
+from .plans import QUESTIONS, fill, plans, reads_everything
 from .pooler import Pooler
 from .server import PostgresServer
 
@@ -166,32 +171,136 @@ def fence(server: PostgresServer, steps: int) -> None:
     pipeline.close()
 
 
+def writers(server: PostgresServer, steps: int) -> None:
+    """The product's own writer: groups of the core, as the lane's thread writes them."""
+    for count in (1, 2, 4, 8):
+        print(f"  product's writer, {count} lanes  {measure_writer(server, lanes=count, steps=steps)}", flush=True)
+    with Pooler(server) as pooler:
+        pooled = measure_writer(server, url=pooler.url(), lanes=4, steps=steps, is_prepared=False)
+    print(f"  … through pgbouncer, 4 lanes   {pooled}", flush=True)
+
+
+def held(server: PostgresServer, steps: int) -> None:
+    """Groups and looks for work, while a transaction holds the oldest snapshot: 100,000 commits with --steps 100000."""
+    commits = max(steps // 4, 25)
+    _make(server, "held", 1)
+    writer, chains = _writer(server.socket_url(), "held", 0), GroupChains(0, 100)
+    for title in ("free", "xmin held"):
+        with server.connect() as holder:
+            if title != "free":
+                holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                holder.execute("SELECT count(*) FROM pg_class")
+            for part in range(4):
+                begun = time.monotonic()
+                write_groups(writer, chains, 0, commits, 10)
+                wall_us = (time.monotonic() - begun) / commits * 1e6
+                look_ms = look_for_work_s(server, "held", {0: LeftBehind(0)}, ["a::B"]) * 1e3
+                print(
+                    f"  {title:10} commits {part * commits:7,}…  group of 10 events {wall_us:6.0f} µs, "
+                    f"look for work {look_ms:6.2f} ms",
+                    flush=True,
+                )
+    writer.close()
+
+
 def loading(server: PostgresServer, steps: int) -> None:
-    """Many stored tasks whose handlers no worker offers, and 1,000 that one offers."""
+    """Many stored tasks whose handlers no worker offers, and 1,000 that one offers: the product's look for work."""
     rows = 25 * steps
+    _make(server, "loading", 1)
+    server.sql(
+        "INSERT INTO loading.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, "
+        "rank_ms, context_bytes, created_ms, context, wants) "
+        "SELECT n, lpad(n::text, 32, '0'), 1, 0, 'd', 'running', false, true, 0, n, 2, n, '{}', "
+        "CASE WHEN n % 1000 = 0 THEN 'shop::Offered' ELSE 'shop::Missing' || n % 20 END "
+        f"FROM generate_series(1, {rows}) AS n"
+    )
+    server.sql("ANALYZE loading.tasks")
+    for title, wants in {
+        "no handler is offered that a task wants": ["a::B", "c::D"],
+        "1,000 tasks of an offered handler": ["shop::Offered"],
+    }.items():
+        look_ms = look_for_work_s(server, "loading", {0: None}, wants) * 1e3
+        print(f"  {rows:,} stored tasks: {title:42} {look_ms:6.2f} ms", flush=True)
+
+
+def all_plans(server: PostgresServer, steps: int) -> None:
+    """The plans of every question of the product: 10,000,000 rows of steps with --steps 10000000."""
+    _make(server, "plans", 2)
+    fill(server, "plans", max(steps // 4, 1))
+    for question in QUESTIONS:
+        found = plans(server, "plans", question)
+        is_bad = any(reads_everything(plan) for plan in found)
+        print(f"  {question:40} {'READS A WHOLE TABLE' if is_bad else 'by indexes'}", flush=True)
+        if is_bad:
+            print("\n".join(found), flush=True)
+
+
+def measure_writer(
+    server: PostgresServer, *, url: str = "", lanes: int = 1, steps: int = STEPS, is_prepared: bool = True
+) -> Figures:
+    """Write chains with the product's writer, a thread for each lane, in a new schema."""
+    _make(server, "figures", lanes)
+    loads = [GroupChains(lane, max(1, IN_FLIGHT // lanes)) for lane in range(lanes)]
+    each = [_writer(url or server.socket_url(), "figures", lane, is_prepared=is_prepared) for lane in range(lanes)]
+    group = IN_FLIGHT // lanes // 4
+    for lane, (writer, chains) in enumerate(zip(each, loads, strict=True)):
+        write_groups(writer, chains, lane, 2 + 2 * IN_FLIGHT // lanes // group, group)
+    done, groups = sum(chains.steps for chains in loads), 1 + steps * 2 // group // lanes
+    wal, cpu, own, begun = _wal(server), backend_cpu_s(server), time.process_time(), time.monotonic()
+    threads = [
+        threading.Thread(target=write_groups, args=(writer, chains, lane, groups, group))
+        for lane, (writer, chains) in enumerate(zip(each, loads, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall_s, own = time.monotonic() - begun, time.process_time() - own
+    cpu, wal = backend_cpu_s(server) - cpu, _wal(server) - wal
+    for writer in each:
+        writer.close()
+    count = sum(chains.steps for chains in loads) - done
+    server.terminate_backends("stepwire figures")  # a connection that ends passes its counts on
+    ((hot,),) = server.sql(
+        "SELECT n_tup_hot_upd::float / greatest(n_tup_upd, 1) FROM pg_stat_user_tables "
+        "WHERE relid = 'figures.steps'::regclass"
+    )
+    return Figures(count, wall_s, cpu / count * 1e6, own / count * 1e6, wal / count, float(hot))
+
+
+def _make(server: PostgresServer, schema: str, lanes: int) -> None:
+    server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
     with server.connect() as connection:
-        create_tables(connection, "loading", 1, first=0)
-        connection.execute(
-            b"INSERT INTO loading.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, "
-            b"rank_ms, context_bytes, created_ms, context, wants) "
-            b"SELECT n, lpad(n::text, 32, '0'), 1, 0, 'd', 'running', false, true, 0, n, 2, n, '{}', "
-            b"CASE WHEN n %% 1000 = 0 THEN 'shop::Offered' ELSE 'shop::Missing' || n %% 20 END "
-            b"FROM generate_series(1, %s::bigint) AS n",
-            (rows,),
-        )
-        connection.execute(b"ANALYZE loading.tasks")
-    hot = HotStatements("loading")
-    pipeline = Pipeline(connect(read_address(server.socket_url()), "stepwire figures"), is_prepared=True)
-    questions = {
-        "tasks that were left": StatementCall(hot.load_left, (0, 0, 0, 1_000)),
-        "tasks that are due": StatementCall(hot.load_due, (0, NOW, 1_000)),
-        "no handler is offered that a task wants": StatementCall(hot.load_wanting, (0, '["a::B","c::D"]', 1_000)),
-        "1,000 tasks of an offered handler": StatementCall(hot.load_wanting, (0, '["shop::Offered"]', 1_000)),
-    }
-    for title, call in questions.items():
-        times = sorted(_timed(lambda call=call: pipeline.run([call])) for _ in range(20))  # type: ignore[misc]
-        print(f"  {rows:,} stored tasks: {title:42} {times[10] * 1e3:6.2f} ms", flush=True)
-    pipeline.close()
+        create_tables(connection, schema, lanes, first=0)
+    server.sql(f"INSERT INTO {schema}.workflows VALUES (1, 'default', 'order', '1', 'd', '{{}}', 0, true)")
+
+
+def _writer(url: str, schema: str, lane: int, *, is_prepared: bool = True) -> PostgresWriter:
+    address = read_address(url)
+    return PostgresWriter(
+        lambda: Pipeline(connect(address, "stepwire figures"), is_prepared=is_prepared), schema, lane, 0
+    )
+
+
+def look_for_work_s(
+    server: PostgresServer, schema: str, lanes: Mapping[int, LeftBehind | None], wants: Sequence[str]
+) -> float:
+    """The median time of the product's look for a page of work, on a reader's connection."""
+    readers = PostgresReaders(
+        read_address(server.socket_url()),
+        1,
+        PostgresQueries,
+        schema=schema,
+        is_prepared=True,
+        wait_s=60,
+        read_ms=60_000,
+    )
+    look = partial(
+        PostgresQueries.load_page, limit=1_000, lanes=lanes, wants=wants, now_ms=NOW, resident_bytes_max=16_384
+    )
+    times = sorted(_timed(lambda: readers.read(look).result(60)) for _ in range(20))
+    readers.close()
+    return times[10]
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -206,6 +315,9 @@ SECTIONS: Final[dict[str, Callable[[PostgresServer, int], None]]] = {
     "poolers": poolers,
     "fence": fence,
     "loading": loading,
+    "writer": writers,
+    "held": held,
+    "plans": all_plans,
 }
 
 

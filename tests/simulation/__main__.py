@@ -16,7 +16,7 @@ import msgspec
 
 from . import campaign, coverage, planted, shrink
 from .driven import CannotPlay, DriverCommand, Drivers, command_of, driver_of, known_sessions
-from .faults import HOSTILE_KINDS, KEY_KINDS, KINDS
+from .faults import HOSTILE_KINDS, KEY_KINDS, KINDS, LANE_KINDS
 from .world import World
 
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -44,6 +44,7 @@ def main() -> int:
     )
     parser.add_argument("--rotating", action="store_true", help="the brokers' key is rotated in every seed")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 2, 3), help="number of brokers in every seed")
+    parser.add_argument("--losing", action="store_true", help="the only broker loses lanes, and takes them again")
     parser.add_argument("--record", action="store_true", help="store a shrunk run for each bug that was real")
     parser.add_argument(
         "--figures",
@@ -60,8 +61,8 @@ def main() -> int:
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="a driver to use in place of --session")
     options = parser.parse_args()
     driver = command_of(options.command) if options.command else driver_of(options.session)
-    if (options.hostile or options.rotating) and (options.record or options.keep or options.note):
-        parser.error("--record, --keep and --note store seeds without --hostile and --rotating")
+    if (options.hostile or options.rotating or options.losing) and (options.record or options.keep or options.note):
+        parser.error("--record, --keep and --note store seeds without --hostile, --rotating and --losing")
     if options.brokers > 1 and (driver is not None or options.hostile or options.rotating or options.record):
         parser.error("--brokers needs Python's session, and neither --hostile, --rotating nor --record")
     if driver is not None and (options.planted or options.record or options.keep):
@@ -90,6 +91,7 @@ def _drivers(driver: DriverCommand | None) -> Iterator[Drivers | None]:
 
 def _run(options: argparse.Namespace, driver: DriverCommand | None, drivers: Drivers | None) -> int:
     always = frozenset(HOSTILE_KINDS if options.hostile else ()) | frozenset(KEY_KINDS if options.rotating else ())
+    always |= frozenset(LANE_KINDS if options.losing else ())
     if options.planted:
         return planted.report(options.first, options.seeds, options.jobs, options.only, options.note, always)
     if options.record:

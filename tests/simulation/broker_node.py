@@ -212,7 +212,7 @@ class BrokerNode:
     def _through_others(self) -> dict[str, Callable[[Any], None]]:
         """What the turn has other brokers do."""
         if self.world.server is None:
-            return {}
+            return self.world.lane_changes.through_others(self)
         self.elsewhere = elsewhere = Elsewhere(self)
         return {
             "order": elsewhere.order,
@@ -570,7 +570,7 @@ class BrokerNode:
     ) -> None:
         """An attempt has ended. `again`: the kind of the next one."""
         group: CommitGroup = of[0]
-        if len(of) > 1 and self._writers.get(group.lane) is not of[1]:
+        if self._writers.get(group.lane) is not writing._writer:
             return  # the thread of this writer has ended
         if isinstance(outcome, Trouble):
             self.world.trace("database_trouble" + self._which, outcome.code)
@@ -595,7 +595,8 @@ class BrokerNode:
 
     def _on_outcome(self, outcome: Outcome) -> None:
         self.world.count("event", type(outcome).__name__)
-        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and self.world.server is None):
+        has_others = self.world.server is not None or self.world.lane_changes.is_on
+        if isinstance(outcome, Broken) or (isinstance(outcome, LaneLost) and not has_others):
             raise Killed
         self._frames = 0
         self._may_crash_before_send = self._hits("broker_killed_before_send", self.life, self._groups)

@@ -25,6 +25,7 @@ CREDIT_KINDS: Final = (
     "worker_quiet",  # its program stops to offer credit, and ends later
     "worker_full",  # its runner has no room for a while
 )
+LANE_KINDS: Final = ("lane_lost",)  # only with one broker, and only if they are asked for
 CLUSTER_KINDS: Final = (  # only with several brokers
     "broker_away",  # it is killed, and its next start comes long after the end of its lease
     "database_cut",  # the network between one broker and the database, one way or both
@@ -167,6 +168,7 @@ class Faults:
             on = {kind for kind in CLUSTER_KINDS if of_several.random() < max(share, 0.35)}
             self.on |= on if only is None else set()
             self.rates |= {kind: of_several.random() for kind in CLUSTER_KINDS}
+        self.rates |= {kind: Random(f"faults/{kind}/{seed}").random() for kind in LANE_KINDS}
         if focus is not None:
             self.on = set(focus.kinds)
             for kind in sorted(focus.often):

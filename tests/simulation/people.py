@@ -8,7 +8,6 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Raw
 from stepwire_broker.core.answers.answers import Answer, Applied, CommandRefused, Done, TasksSubmitted
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.auditing import RecordAction
@@ -372,7 +371,7 @@ class People:
     def resolve(self, step_id: int) -> None:
         outcome = self.chance.choice(("completed", "failed", "retry"))
         new_key = outcome == "retry" and self.chance.random() < 0.3
-        output = Raw(b'{"n":1}') if outcome == "completed" and self.chance.random() < 0.5 else None
+        output = b'{"n":1}' if outcome == "completed" and self.chance.random() < 0.5 else None
         message = "it did not" if outcome == "failed" else ""
         self.command(lambda r: ResolveStep(r, step_id, outcome, "checked", output, message, new_key))  # type: ignore[arg-type]
 

@@ -37,6 +37,7 @@ class PlannedFaults:
             ("disk_full", 2, self._fill_disk),
             ("locked", 3, self._lock_database),
             ("handler_unavailable", 5, self.world.breakers.strike),
+            ("lane_lost", 6, self.world.lane_changes.strike),
             ("broker_away", 3, self._send_broker_away),
             ("database_cut", 4, self._cut_database),
             ("database_down", 3, self._end_database),

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stepwire_broker.core.model.states import STEP_TRANSITIONS
 
 from . import campaign, coverage, planted, shrink
 from .clock import Schedule
-from .faults import HOSTILE_KINDS, KINDS
+from .faults import HOSTILE_KINDS, KINDS, LANE_KINDS
 from .world import World
 
 HERE = Path(__file__).parent
@@ -95,6 +95,14 @@ def test_a_hostile_campaign_has_the_thief_in_every_seed_and_is_not_added_to_anot
     merged = campaign.run(range(1), jobs=1, always=always)
     with pytest.raises(ValueError, match="always had the faults"):
         merged.merge(campaign.run(range(1, 2), jobs=1))
+
+
+@pytest.mark.parametrize("seeds", [range(12), [413]])  # 413: a submission is built while its lane is lost
+def test_a_broker_that_loses_lanes_and_takes_them_again_keeps_its_promises(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        world = World(seed, always=frozenset(LANE_KINDS))
+        assert world.run().violation is None, seed
+        assert world.counts["lane", "lost"]
 
 
 def test_a_seed_counts_once_and_an_unfinished_campaign_not_at_all() -> None:

@@ -30,9 +30,10 @@ from .broker_node import BrokerNode
 from .checks import Checks, Violation, owners
 from .clock import WALL_START_MS, Endless, Schedule
 from .driven import DrivenNode, Drivers
-from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, Faults
+from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, LANE_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
 from .hostile import Hostile
+from .lane_changes import ELSEWHERE, LaneChanges
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
@@ -131,6 +132,8 @@ class World:
         by_seed = Random(f"{seed}/lanes").choice(LANES)
         if not is_alone:
             by_seed = brokers * (1 + by_seed % 2)
+        if self.faults.on.intersection(LANE_KINDS):
+            by_seed, is_sqlite = max(by_seed, 2), False
         self.store: Any
         if is_alone and (on_sqlite if is_sqlite is None else is_sqlite):
             self.store = SqliteStore(self._refuse, self.checks.committed)
@@ -155,6 +158,7 @@ class World:
         self.on_bus = len(self.workers)
         self.workers += self.routes.workers(self.on_bus)
         self.peers = [PeerNode(self, i) for i in range(peers)]
+        self.lane_changes = LaneChanges(self)
         self.people = People(self)
         self.planned_faults = PlannedFaults(self)
         self.quieted: set[str] = set()
@@ -359,8 +363,8 @@ class World:
 
     def owner_of_lane(self, lane: int) -> BrokerNode | None:
         """The broker that owns the lane now, or owned it last."""
-        owners = self.tables.owners.get(lane)
-        return next((broker for broker in self.brokers if owners and broker.id == owners[-1][1]), None)
+        owners = [owner for _, owner in self.tables.owners.get(lane, ()) if owner != ELSEWHERE]
+        return next((broker for broker in self.brokers if owners and broker.id == owners[-1]), None)
 
     def owner_of(self, number: int) -> BrokerNode | None:
         """The broker that owns the lane of the task or the step with this id, or owned it last."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres.databases import pooler_port
 from tests.postgres.server import PostgresServer
 
 from .running import MemoryPlace, Place, PostgresPlace
@@ -47,5 +48,5 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Place]:
 def _postgres_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     server: PostgresServer = request.getfixturevalue("server")
     schema = f"place_{next(_NUMBERS)}"
-    yield PostgresPlace(server, schema)
+    yield PostgresPlace(server, schema, pooler_port(server))
     server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")

@@ -55,8 +55,10 @@ def run(batch_id: str, step: dict) -> dict:
 
 context = zmq.Context()
 steps, results = context.socket(zmq.SUB), context.socket(zmq.PUB)
-steps.connect(os.environ["STEPWIRE_STEPS"])
-results.connect(os.environ["STEPWIRE_RESULTS"])
+for endpoint in os.environ["STEPWIRE_STEPS"].split(","):  # one of each broker
+    steps.connect(endpoint)
+for endpoint in os.environ["STEPWIRE_RESULTS"].split(","):
+    results.connect(endpoint)
 steps.setsockopt(zmq.SUBSCRIBE, b"steps")
 while True:
     batch = json.loads(steps.recv().split(b" ", 1)[1])

@@ -9,6 +9,7 @@ from stepwire_broker.operator_commands import COMMANDS, ERASE_TASK
 from . import (
     audit,
     breakers,
+    brokers,
     commands,
     database,
     erasing,
@@ -94,6 +95,8 @@ class Application:
             ("GET", "/v1/rules"): routing.rules,
             ("GET", "/v1/shadows"): routing.shadows,
             ("GET", "/v1/breakers"): breakers.page,
+            ("GET", "/v1/brokers"): brokers.page,
+            ("GET", "/v1/lanes"): brokers.lanes,
             ("POST", "/v1/database/prune"): database.prune,
             ("POST", "/v1/database/backups"): audit.record_backup,
             ("GET", "/v1/audit"): audit.page,

@@ -1,7 +1,7 @@
 """The metrics of brokers that share a database, from the state of the core."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Gauged: TypeAlias = list[tuple[tuple[str, ...], float]]
 
@@ -13,6 +13,8 @@ class ClusterFigures(NamedTuple):
     live_brokers: int
     is_dark: bool
     beat_age_ms: int | None  # None: no other broker can use the database
+    orders_sent: int
+    orders_answered: int
 
 
 ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
@@ -22,6 +24,7 @@ class ClusterMetric(NamedTuple):
     name: str
     help: str
     read: ReadCluster
+    kind: Literal["gauge", "counter"] = "gauge"
 
 
 CLUSTER_METRICS: Final = (
@@ -40,5 +43,17 @@ CLUSTER_METRICS: Final = (
         "stepwire_beat_age_seconds",
         "Time since the last beat of this broker that the database confirmed. Only where several brokers can share it.",
         lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
+    ),
+    ClusterMetric(
+        "stepwire_orders_sent_total",
+        "Commands of this broker's clients that were stored for the owner of the task, another broker.",
+        lambda c: [((), c.orders_sent)],
+        "counter",
+    ),
+    ClusterMetric(
+        "stepwire_orders_answered_total",
+        "Commands of other brokers' clients that this broker has answered as the owner of the task.",
+        lambda c: [((), c.orders_answered)],
+        "counter",
     ),
 )

@@ -27,7 +27,7 @@ def handler(command: "OperatorCommand[Any, Any, Any]") -> Handler:
 def _target(call: HttpCall, path: str) -> Any:
     """The parameter of the path: a number, the key of an executor, or a name that the core checks."""
     match re.findall(r"{(\w+)}", path):
-        case [("task_id" | "step_id") as name]:
+        case [("task_id" | "step_id" | "lane") as name]:
             return call.number(name)
         case ["executor"]:
             return executors.named(call).executor

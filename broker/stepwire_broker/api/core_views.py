@@ -12,6 +12,7 @@ from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
+from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.principal import Grant, Rights
@@ -80,6 +81,16 @@ def may_hold_steps(broker: EnginePort, worker: str) -> bool:
 # -- the broker -------------------------------------------------------------------------------------------------------
 
 
+def is_shared(broker: EnginePort) -> bool:
+    """True if other brokers can use the database."""
+    return broker.state.is_shared
+
+
+def is_elsewhere(broker: EnginePort, number: int) -> bool:
+    """True if another broker owns the task or step that has this id, or if this broker does not know its owner."""
+    return broker.state.is_shared and broker.state.lane_of(number) not in broker.state.lanes
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
@@ -92,6 +103,79 @@ def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
+
+
+class BrokerView(NamedTuple):
+    id: str
+    epoch: int
+    version: str
+    is_answering: bool
+    is_alive: bool
+    beat_age_ms: int | None
+    is_draining: bool
+    open_steps: int
+    workers: int
+    http: str | None
+    config_digest: str | None
+    controls_revision: int
+
+
+def brokers(broker: EnginePort, version: str) -> list[BrokerView]:
+    """The brokers of the deployment by id, as of the last beat; this one, of this version, as it is now."""
+    state = broker.state
+    members = state.members
+    rows = {} if members is None else {row.id: row for row in members.rows}
+    own_row = rows.get(broker.broker_id)
+    found = [
+        BrokerView(
+            broker.broker_id,
+            broker.epoch,
+            version,
+            True,
+            True,
+            None if members is None else members.beat_age_ms(broker.now().mono),
+            state.draining,
+            state.open_steps,
+            len(state.sessions) + len(state.level0.peers),
+            None if own_row is None else own_row.http,
+            None if own_row is None else own_row.config_digest,
+            state.catalogue.revision,
+        )
+    ]
+    found += [_other_broker(broker, row) for row in rows.values() if row.id != broker.broker_id]
+    return sorted(found, key=lambda each: each.id)
+
+
+def _other_broker(broker: EnginePort, row: BrokerRow) -> BrokerView:
+    members = broker.state.members
+    assert members is not None
+    return BrokerView(
+        row.id,
+        row.epoch,
+        row.version,
+        False,
+        any(each.id == row.id for each in members.live),
+        members.silent_ms(row.id, broker.now().mono),
+        row.is_draining,
+        row.open_steps.get(ALL, 0),
+        row.workers,
+        row.http,
+        row.config_digest,
+        row.controls_revision,
+    )
+
+
+class OwnLaneView(NamedTuple):
+    open_steps: int
+    stalled: str | None
+
+
+def own_lanes(broker: EnginePort) -> dict[int, OwnLaneView]:
+    state = broker.state
+    return {
+        number: OwnLaneView(sum(lane.open_by_namespace.values()), state.outbox.lanes[number].stalled)
+        for number, lane in state.lanes.items()
+    }
 
 
 # -- tasks in memory --------------------------------------------------------------------------------------------------
@@ -129,9 +213,9 @@ def is_of_running_step(broker: EnginePort, report: StepProgress) -> bool:
     return latest is not None and latest.delivery == report.delivery
 
 
-def restored_task(broker: EnginePort, task: StoredTask, steps: list[StoredStep]) -> Task:
+def restored_task(task: StoredTask, steps: list[StoredStep], workflow: Workflow) -> Task:
     """The task as described by its rows. The caller must unlink the task after use."""
-    return restored(broker.state, task, steps)
+    return restored(workflow, task, steps)
 
 
 def why_task(broker: EnginePort, task: Task) -> WhyTask:
@@ -235,9 +319,10 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
 
 def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
     lanes, members = len(state.lanes), state.members
+    orders = (state.counters.orders_sent, state.counters.orders_answered)
     if members is None:
-        return ClusterFigures(lanes, 1, False, None)
-    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono))
+        return ClusterFigures(lanes, 1, False, None, *orders)
+    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)
 
 
 def ready_figures(

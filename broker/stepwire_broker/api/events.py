@@ -1,11 +1,12 @@
 """`/v1/events`: the events of tasks and steps, streamed as they are committed.
 
 The events are read from the stored history, and each client has a position in it. There is no queue per client, so a
-slow client only lags behind, and no event is dropped. An event's id is the position after the event. A client that
-reconnects with `Last-Event-ID`, also after a restart of the broker, misses no event and receives none twice.
+slow client only lags behind, and no event is dropped. An event's `id` is its place in its lane, the same for every
+reader. The line `id:` of the stream is the client's position in all lanes. A client that reconnects with it as
+`Last-Event-ID`, also to another broker or after a restart, misses no event and receives none twice.
 
 Progress reports are the exception: they come from memory, only for clients whose filter names the kind `progress`, and
-are never sent again. Such an event has the id of the position that the client has reached.
+are never sent again. Such an event has the id of the place that the client has reached in the lane of its task.
 """
 
 import asyncio
@@ -18,11 +19,13 @@ from msgspec import UNSET, Struct, UnsetType
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model import facts
 from stepwire_broker.core.model.live import StepProgress
+from stepwire_broker.errors import BrokerError
+from stepwire_broker.store.definitions import Definitions
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import EventRow, HistoryCursor
 from stepwire_broker.timestamps import rfc3339
 
-from . import explaining, reading
+from . import core_views, explaining, reading
 from .engine_port import EnginePort
 from .enumerations import PROGRESS, STREAM_KINDS, Attention, EventKind, TaskState
 from .http import HttpCall
@@ -34,6 +37,7 @@ from .tap import EVENT_STREAM, KEEP_ALIVE_S
 CLIENTS_MAX: Final = 64
 PAGE_EVENTS: Final = 500  # of one read, and in memory for one client
 PAGE_ROWS: Final = 500
+LOOK_S: Final = 0.05  # between looks at the lanes of other brokers
 PAUSE_S: Final = 0.02  # between reads for a client that is up to date, because there can be 1,000 commits a second
 LANES_MAX: Final = 64
 CURSOR_CHARACTERS_MAX: Final = 4096
@@ -44,6 +48,9 @@ STREAM_QUERY: Final = ("task_id", "namespace", "workflow", "kind", "after")
 
 class EventDocument(Struct, frozen=True, kw_only=True):
     """An event of a task or a step. The first six members are always present; the others depend on `kind`.
+
+    `id` is the place of the event in its lane, the same in every answer of every broker. To continue after an event,
+    send the line `id:` of the stream, which also has the positions in other lanes. With one lane, both are equal.
 
     `run_ms` is the duration of the run that ended, as its worker measured it. `message` is the error of the attempt,
     `<code>: <text>`, of at most 200 characters. `by` is the name of the operator's token, or the beginning of its
@@ -104,8 +111,13 @@ class EventFilter(NamedTuple):
     sees: Callable[[str], bool] | None = None  # the namespaces that the token may see
 
 
+class FoundEvent(NamedTuple):
+    cursor: str  # the client's position after the event
+    document: EventDocument
+
+
 class EventBatch(NamedTuple):
-    events: list[EventDocument]
+    events: list[FoundEvent]
     positions: Positions
     is_more: bool
 
@@ -119,6 +131,7 @@ class Followers:
         self._count = 0
         self._wakes: set[asyncio.Event] = set()
         self._is_closed = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def stream(self, call: HttpCall) -> Stream:
         query = call.query(*STREAM_QUERY)
@@ -139,8 +152,29 @@ class Followers:
             )
         return Stream(self._events(filters, positions), EVENT_STREAM)
 
+    async def _watch_lanes(self) -> None:
+        """Wake the followers when a lane of another broker has a commit. Own commits wake them at once."""
+        before: dict[int, int] = {}
+        while self._wakes:
+            ends = await self._lane_ends()
+            if ends is not None and ends != before:
+                before = ends
+                for wake in self._wakes:
+                    wake.set()
+            await asyncio.sleep(LOOK_S)
+        self._watching = None
+
+    async def _lane_ends(self) -> dict[int, int] | None:
+        """The last sequence of each lane. None if the database does not answer now."""
+        try:
+            return {lane.id: lane.seq for lane in await self._broker.read(lambda queries: queries.lanes())}
+        except BrokerError:
+            return None
+
     def close(self) -> None:
         self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
         for wake in self._wakes:
             wake.set()
 
@@ -148,6 +182,8 @@ class Followers:
         wake = asyncio.Event()
         self._wakes.add(wake)
         self._count += 1
+        if core_views.is_shared(self._broker) and self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch_lanes())
         remove = self._broker.add_commit_listener(wake.set)
         wants_progress = filters.kinds is not None and PROGRESS in filters.kinds
         progress = self._progress.open(wake.set) if wants_progress else None
@@ -185,7 +221,8 @@ async def of_task(call: HttpCall) -> Reply:
     if await broker.read(lambda queries: queries.task_state(task_id)) is None:
         raise await explaining.no_task(call.broker, task_id)
     batch = await broker.read(read_events, EventFilter(task_id=task_id), positions, broker.workflows, limit)
-    return Reply(200, encode(EventPage(batch.events, cursor_of(batch.positions) if batch.is_more else None)))
+    documents = [found.document for found in batch.events]
+    return Reply(200, encode(EventPage(documents, cursor_of(batch.positions) if batch.is_more else None)))
 
 
 # -- in a reader's thread ---------------------------------------------------------------------------------------------
@@ -207,7 +244,8 @@ def read_events(
     queries: Queries, filters: EventFilter, positions: Positions, workflows: Mapping[int, Workflow], events_max: int
 ) -> EventBatch:
     """Read events from these positions on, in the order of each lane. Returns the positions after the events, too."""
-    events: list[EventDocument] = []
+    events: list[FoundEvent] = []
+    definitions = Definitions(queries, workflows)
     positions = {lane.id: positions.get(lane.id, StreamPosition()) for lane in queries.lanes()}
     is_more = False
     for lane_id in positions:
@@ -216,7 +254,7 @@ def read_events(
         for row in rows:
             if len(events) >= events_max:
                 break
-            _append_events(row, filters, workflows, positions, events, events_max)
+            _append_events(row, filters, definitions, positions, events, events_max)
         else:
             is_more = is_more or len(rows) == PAGE_ROWS
             continue
@@ -229,11 +267,10 @@ def _append_events(
     filters: EventFilter,
     workflows: Mapping[int, Workflow],
     positions: Positions,
-    events: list[EventDocument],
+    events: list[FoundEvent],
     events_max: int,
 ) -> None:
-    """Append an event for each fact of the row that was not sent. Advances `positions` with each fact, because an
-    event's id is the position after it."""
+    """Append an event for each fact of the row that was not sent. Advances `positions` with each fact."""
     at = positions[row.lane_id]
     first = at.fact if (at.seq, at.position) == (row.seq, row.position) else 0
     workflow = None if row.workflow_id is None else workflows.get(row.workflow_id)
@@ -251,7 +288,9 @@ def _append_events(
             StreamPosition(row.seq, row.position + 1) if is_last else StreamPosition(row.seq, row.position, number + 1)
         )
         if filters.kinds is None or type(fact).__struct_config__.tag in filters.kinds:
-            events.append(_document(cursor_of(positions), row, fact, workflow))
+            events.append(
+                FoundEvent(cursor_of(positions), _document(place_of(positions, row.lane_id), row, fact, workflow))
+            )
     positions[row.lane_id] = StreamPosition(row.seq, row.position + 1)
 
 
@@ -300,6 +339,11 @@ def cursor_of(positions: Positions) -> str:
     return ",".join(f"{lane_id}.{seq}.{position}.{fact}" for lane_id, (seq, position, fact) in positions.items())
 
 
+def place_of(positions: Positions, lane_id: int) -> str:
+    """The id of the event that ends at this position of its lane."""
+    return cursor_of({lane_id: positions[lane_id]})
+
+
 def read_cursor(text: str) -> Positions:
     """The positions of a cursor. Raises HttpProblem."""
     if len(text) > CURSOR_CHARACTERS_MAX or not _CURSOR.fullmatch(text):
@@ -335,10 +379,14 @@ def _filters(query: dict[str, str]) -> EventFilter:
     )
 
 
-def _progress_events(progress: ProgressReader, filters: EventFilter, positions: Positions) -> list[EventDocument]:
+def _progress_events(progress: ProgressReader, filters: EventFilter, positions: Positions) -> list[FoundEvent]:
     """The waiting reports that the client's filter matches."""
-    event_id = cursor_of(positions)
-    return [_progress_document(event_id, report) for report in progress.take() if _matches(filters, report)]
+    cursor = cursor_of(positions)
+    return [
+        FoundEvent(cursor, _progress_document(place_of(positions, report.step.task.lane), report))
+        for report in progress.take()
+        if _matches(filters, report)
+    ]
 
 
 def _matches(filters: EventFilter, report: StepProgress) -> bool:
@@ -375,8 +423,8 @@ async def _woken(wake: asyncio.Event) -> bool:
     return True
 
 
-def _event(event: EventDocument) -> bytes:
-    return b"id: %s\ndata: %s\n\n" % (event.id.encode(), encode(event))
+def _event(found: FoundEvent) -> bytes:
+    return b"id: %s\ndata: %s\n\n" % (found.cursor.encode(), encode(found.document))
 
 
 def _comment(text: str, positions: Positions) -> bytes:

@@ -4,20 +4,29 @@ The rows are read first, so that an explanation contains only durable facts abou
 queue are not stored: for these the core's current state is used.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
+from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
+from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.apply import unlink
+from stepwire_broker.core.model.events import Explain
 from stepwire_broker.core.model.live import Step, Task
 from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.core.sharing.explaining import WhyAnswer
 from stepwire_broker.core.why import Why
+from stepwire_broker.store.definitions import Definitions
+from stepwire_broker.store.queries import Queries
 from stepwire_broker.timestamps import rfc3339_or_none
 
 from . import core_views, reading
 from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
+from .enumerations import StepState, TaskState
 from .hints import worded
-from .http_problems import HttpProblem, not_found
+from .http_problems import HttpProblem, not_found, of_refused
 from .namespace_rules import no_such_step, no_such_task
 from .reading import Explained
 
@@ -70,7 +79,8 @@ async def step(broker: EnginePort, task_id: int, name: str, inspects: bool) -> b
         raise await no_task(broker, task_id)
     try:
         step = _named(stored, name)
-        explained = None if step.state in STEP_FINAL else _explain(broker, step)
+        is_explained = step.state not in STEP_FINAL and not core_views.is_elsewhere(broker, task_id)
+        explained = _explain(broker, step) if is_explained else None
         document = await broker.read(reading.step, step.id, core_views.live(broker), inspects, explained)
     finally:
         unlink(stored)
@@ -80,6 +90,9 @@ async def step(broker: EnginePort, task_id: int, name: str, inspects: bool) -> b
 
 
 async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
+    if core_views.is_elsewhere(broker, task_id):
+        asked = await _ask_owner(broker, task_id)
+        return TaskReason(task_id, TaskState(asked.state), *_shown(asked), asked.step_id, asked.step)
     stored = await _restored(broker, task_id)
     if stored is None:
         raise await no_task(broker, task_id)
@@ -91,6 +104,10 @@ async def why_task(broker: EnginePort, task_id: int) -> TaskReason:
 
 
 async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
+    if core_views.is_elsewhere(broker, task_id):
+        asked = await _ask_owner(broker, task_id, name)
+        assert asked.step_id is not None
+        return StepReason(task_id, asked.step_id, name, StepState(asked.state), *_shown(asked))
     stored = await _restored(broker, task_id)
     if stored is None:
         raise await no_task(broker, task_id)
@@ -101,6 +118,21 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
         unlink(stored)
     since = rfc3339_or_none(why.since_ms)
     return StepReason(task_id, step.id, name, step.state, why.code, why.message, since, *_next(why))
+
+
+async def _ask_owner(broker: EnginePort, task_id: int, step: str | None = None) -> WhyAnswer:
+    """The owner's explanation: sessions, leases and the queue are in its memory only."""
+    answer = await broker.ask(lambda request: Explain(request, task_id, step))
+    if isinstance(answer, CommandRefused):
+        names_a_step = answer.hint is not None and answer.hint.code is HintCode.NAME_A_STEP
+        raise of_refused(answer) if answer.code != "not_found" or names_a_step else await no_task(broker, task_id)
+    assert isinstance(answer, WhyAnswer), answer
+    return answer
+
+
+def _shown(why: WhyAnswer) -> tuple[str, str, str | None, str | None, Hint | None]:
+    text = None if why.hint is None else worded(why.hint)
+    return why.code, why.message, rfc3339_or_none(why.since_ms), text, why.hint
 
 
 async def no_task(broker: EnginePort, task_id: int) -> HttpProblem:
@@ -124,8 +156,18 @@ async def no_step(broker: EnginePort, step_id: int) -> HttpProblem:
 
 async def _restored(broker: EnginePort, task_id: int) -> Task | None:
     """The task as described by its rows, without payloads. The caller must unlink the task after use."""
-    loaded = await broker.read(lambda queries: queries.load_tasks([task_id], NO_PAYLOADS))
-    return core_views.restored_task(broker, loaded.tasks[0], loaded.steps) if loaded.tasks else None
+    loaded = await broker.read(_load, task_id, broker.workflows)
+    return None if loaded is None else core_views.restored_task(*loaded)
+
+
+def _load(
+    queries: Queries, task_id: int, workflows: Mapping[int, Workflow]
+) -> tuple[StoredTask, list[StoredStep], Workflow] | None:
+    loaded = queries.load_tasks([task_id], NO_PAYLOADS)
+    if not loaded.tasks:
+        return None
+    (task,) = loaded.tasks
+    return task, loaded.steps, Definitions(queries, workflows)[task.workflow_id]
 
 
 def _named(task: Task, name: str) -> Step:

@@ -15,6 +15,7 @@ from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model import principal
+from stepwire_broker.core.model.events import LearnCatalogue
 from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
@@ -111,16 +112,24 @@ class HttpCall:
             {each.namespace for each in self.broker.workflows.values() if grant.allows_namespace(each.namespace)}
         )
 
-    def enter_workflow(self, namespace: str, name: str, version: str | None, otherwise: HintCode) -> None:
+    async def enter_workflow(self, namespace: str, name: str, version: str | None, otherwise: HintCode) -> None:
         """Raise HttpProblem, as for a workflow that does not exist, if the token's namespaces exclude this one. The
         hints name no workflow of another namespace either, so such a token gets its answer here."""
-        seen = self.namespaces
-        if seen is None:
+        if self.namespaces is None:
             return
-        known = [each for each in core_views.known_workflows(self.broker) if each[0] in seen]
-        is_known = any(each[:2] == (namespace, name) and version in (None, each[2]) for each in known)
-        if not is_known:
+        if not self._knows(namespace, name, version) and core_views.is_shared(self.broker):
+            await self.broker.ask(LearnCatalogue)  # another broker may have applied it a moment ago
+        if not self._knows(namespace, name, version):
+            known = self._known_workflows()
             raise http_problems.of_refused(unknown_workflow(namespace, name, version, known, otherwise))
+
+    def _known_workflows(self) -> list[tuple[str, str, str]]:
+        seen = self.namespaces
+        return [each for each in core_views.known_workflows(self.broker) if seen is None or each[0] in seen]
+
+    def _knows(self, namespace: str, name: str, version: str | None) -> bool:
+        known = self._known_workflows()
+        return any(each[:2] == (namespace, name) and version in (None, each[2]) for each in known)
 
     def sees(self, namespace: str) -> bool:
         grant: Grant = self.scope[GRANT]

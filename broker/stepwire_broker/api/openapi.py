@@ -41,6 +41,8 @@ TAGS: Final[dict[str, tuple[str, str]]] = {
     "rules": ("routing", ""),
     "shadows": ("routing", ""),
     "breakers": ("breakers", "List and set the breakers of handlers."),
+    "brokers": ("brokers", "List the brokers of the deployment and the lanes that each owns; move a lane."),
+    "lanes": ("brokers", ""),
     "audit": ("audit", "Read the record of operators' actions."),
     "database": ("database", "Maintain the database."),
     "tap": ("bus", "Read the messages of the bus."),

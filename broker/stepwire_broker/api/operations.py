@@ -18,6 +18,7 @@ from stepwire_broker.stages import requests
 from . import reading, tasks
 from .audit import AuditHeads, AuditPage, BackupBody
 from .breakers import BreakerList
+from .brokers import BrokerList, LaneList
 from .database import Pruning
 from .documents import (
     Created,
@@ -156,6 +157,7 @@ IN_PATH: Final[dict[str, Parameter]] = {
     "executor": Parameter({"type": "string"}, "The executor's key."),
     "handler_class": Parameter({"type": "string"}, "The handler's name in workflows and workers."),
     "worker": Parameter({"type": "string"}, "The worker's name in `GET /v1/workers`."),
+    "lane": Parameter(ID, "The lane's number in `GET /v1/lanes`."),
 }
 IN_QUERY: Final[dict[str, Parameter]] = {
     "state": Parameter({"$ref": REFERENCE.format(name="TaskState")}, "Only tasks in this state."),
@@ -438,6 +440,13 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             "List the breakers and retry budgets of handlers that failed recently.",
             {200: BreakerList},
         ),
+        ("GET", "/v1/brokers"): Operation(
+            "listBrokers",
+            Scope.READ,
+            "List the brokers of the deployment, and the lanes that each owns.",
+            {200: BrokerList},
+        ),
+        ("GET", "/v1/lanes"): Operation("listLanes", Scope.READ, "List the lanes with their owners.", {200: LaneList}),
         ("POST", "/v1/database/prune"): Operation(
             "pruneDatabase", Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
         ),

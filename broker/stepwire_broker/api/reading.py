@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
 from stepwire_broker.core.why import skipped_because
+from stepwire_broker.store.definitions import Definitions
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import ListPoint, StepFilter, StepRow, TaskFilter, TaskRecord, TaskRow, WorkflowRow
 from stepwire_broker.store.task_results import result_of
@@ -121,6 +122,10 @@ class Live(NamedTuple):
     workflows: Mapping[int, Workflow]
     progress: Mapping[int, StepProgress]  # by step id
 
+    def with_definitions(self, queries: Queries) -> "Live":
+        """The same, with workflows that another broker applied a moment ago."""
+        return self._replace(workflows=Definitions(queries, self.workflows))
+
 
 def small_task(queries: Queries, task_id: int, live: Live, inspects: bool) -> Read | None:
     """A task that has ended. None if the task is too large to be read on the event loop."""
@@ -137,6 +142,7 @@ def task(queries: Queries, task_id: int, live: Live, inspects: bool, explained: 
 
 
 def _read(queries: Queries, record: TaskRecord, live: Live, inspects: bool, explained: Mapping[int, Explained]) -> Read:
+    live = live.with_definitions(queries)
     steps = [_step_document(row, live, inspects, record.steps, explained.get(row.id)) for row in record.steps]
     document = TaskDocument(
         **_task(record.task),
@@ -193,6 +199,7 @@ def step(
     row = queries.step(step_id)
     if row is None:
         return None
+    live = live.with_definitions(queries)
     record = queries.task(row.task_id, 0) if row.state == StepState.SKIPPED else None
     members = _step_document(row, live, inspects, () if record is None else record.steps, explained)
     if inspects:
@@ -204,6 +211,7 @@ def step(
 
 
 def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:
+    live = live.with_definitions(queries)
     rows, stopped_at = _listed(queries, queries.steps, filters)
     steps = [StepSummary(**_step(row, live)) for row in rows]
     return encode(StepPage(steps, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))

@@ -139,7 +139,7 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:
     """Store the tasks. The rate of the token counts the steps of new tasks."""
     for namespace, workflow, version in dict.fromkeys((task.namespace, task.workflow, task.version) for task in tasks):
-        call.enter_workflow(namespace, workflow, version, HintCode.APPLY_WORKFLOW)
+        await call.enter_workflow(namespace, workflow, version, HintCode.APPLY_WORKFLOW)
     call.open_request.check_rate("steps")
     stored = await call.ask(requests.submission(tasks), TasksSubmitted)
     if call.open_request.grant.rate.steps is not None:

@@ -31,7 +31,8 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     otherwise at the end of its lease, for the reason in `death_unprovable_because`. `progress`: the latest progress
     reports of the steps that it runs, at most 20, the newest first. `principal`: the identity that its connection
     proved. `disconnections`: the number of connections of this principal that the bus ended in the last ten minutes, by
-    reason, as in `stepwire_bus_disconnections_total`."""
+    reason, as in `stepwire_bus_disconnections_total`. `brokers`: while several brokers are alive, those with which the
+    worker has a session; `missing_brokers`: the other live ones, whose steps do not reach the worker."""
 
     worker: str
     principal: str
@@ -59,6 +60,8 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     death_provable: bool
     death_unprovable_because: str | None
     progress: list[RunningStep]
+    brokers: list[str]
+    missing_brokers: list[str]
 
 
 class WorkerList(Struct, frozen=True):

@@ -63,7 +63,7 @@ async def activate(call: HttpCall) -> Reply:
     version = query.get("version")
     if version is None:
         raise HttpProblem(400, "bad_query", "`version` is missing", "name the version to activate")
-    call.enter_workflow(namespace, name, version, HintCode.LIST_WORKFLOWS)
+    await call.enter_workflow(namespace, name, version, HintCode.LIST_WORKFLOWS)
     by, via = call.operator, call.via
     done = await call.ask(lambda request: ActivateWorkflow(request, namespace, name, version, by=by, via=via), Applied)
     return Reply(200, encode(WorkflowActivated(done.workflow_id, done.namespace, done.name, done.version)))
@@ -81,7 +81,7 @@ async def show(call: HttpCall) -> Reply:
     query = call.query("namespace", "version")
     name = call.scope["path_params"]["name"]
     namespace = query.get("namespace", NAMESPACE_DEFAULT)
-    call.enter_workflow(namespace, name, query.get("version"), HintCode.LIST_WORKFLOWS)
+    await call.enter_workflow(namespace, name, query.get("version"), HintCode.LIST_WORKFLOWS)
     document = await call.broker.read(reading.workflow, namespace, name, query.get("version"), call.inspects)
     if document is None:
         known = core_views.known_workflows(call.broker)

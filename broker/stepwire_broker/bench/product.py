@@ -151,8 +151,10 @@ def running(
     load: Workload,
     setup: Setup,
     configuration: Mapping[str, Any] | None = None,
+    database: Mapping[str, str] | None = None,
 ) -> Iterator[Product]:
-    """Start a broker with its database in this directory, and the workers of the setup.
+    """Start a broker with its database in this directory, or with these settings of a database, and the workers of the
+    setup.
 
     All processes are ended afterwards, even after an error.
     """
@@ -169,6 +171,7 @@ def running(
         "bus.steps": steps,
         "bus.results": results,
     }
+    settings |= database or {}
     if setup.batch_steps is not None:
         settings["bus.batch.max_steps"] = str(setup.batch_steps)
     if setup.has_keys:

@@ -282,6 +282,7 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     else:
         yield Finding("note" if not workers else "ok", "workers", f"{len(workers)} connected")
     yield from _unprovable(workers)
+    yield from of_brokers(workers)
     yield from doctor_posture.literal_secrets(client)
 
 
@@ -296,6 +297,25 @@ def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:
         shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
         text = f"the death of {shown} cannot be proven, because {reason}"
         yield Finding("note", "workers", text, "if such a worker is killed, its steps wait for the end of its lease")
+
+
+def of_brokers(workers: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Workers that do not reach every broker, or that must serve their brokers in turn."""
+    missing: dict[str, list[str]] = {}
+    for one in workers:
+        for name in one.get("missing_brokers", ()):
+            missing.setdefault(name, []).append(one["worker"])
+    for name, without in missing.items():
+        text = f"{_counted(without)} no session with the broker {name}, whose steps do not reach it"
+        yield Finding("warning", "workers", text, f"give it the endpoints of {name}, and read its log")
+    small = [one["worker"] for one in workers if one["slots"] + one["prefetch"] < len(one.get("brokers", ()))]
+    if small:
+        text = f"{_counted(small)} fewer slots than brokers, and serves them in turn"
+        yield Finding("note", "workers", text, "without a declared prefetch, a worker takes at least 10 steps more")
+
+
+def _counted(workers: list[str]) -> str:
+    return f"{workers[0]} and {len(workers) - 1} more have" if len(workers) > 1 else f"{workers[0]} has"
 
 
 def _is_port_open(url: str) -> bool:

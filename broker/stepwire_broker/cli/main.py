@@ -48,6 +48,8 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
             "breaker": f"{_HERE}.breaker:breaker",
         },
         "Operate a broker": {
+            "broker": f"{_HERE}.broker:broker",
+            "lane": f"{_HERE}.lane:lane",
             "config": f"{_HERE}.config_commands:configuration",
             "token": f"{_HERE}.token:token",
             "keys": f"{_HERE}.keys:keys",

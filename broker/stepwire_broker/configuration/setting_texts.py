@@ -112,7 +112,7 @@ ABOUT: Final[dict[str, str]] = {
     "http.jwt.claims.roles": "Claim with the roles of the token's holder, for approvals.",
     "http.max_connections": "Maximum number of connections; smaller if the process may open only a few files.",
     "http.allow_insecure": "Listen on the network without TLS: behind a proxy with TLS, or on a trusted network.",
-    "limits.max_open_steps": "Maximum number of open steps. The broker refuses submissions beyond it.",
+    "limits.max_open_steps": "Maximum number of open steps of all brokers on the database. More are refused.",
     "limits.max_active_tasks": "Maximum number of tasks in memory. Other tasks wait in the database.",
     "limits.active_bytes": "Maximum size of the contexts and outputs in memory.",
     "limits.uncommitted_bytes": "Maximum size of the writes that wait for the database. Above this size, the broker "
@@ -124,7 +124,8 @@ ABOUT: Final[dict[str, str]] = {
     "limits.tasks_per_batch": "Maximum number of tasks in one submission.",
     "limits.steps_per_batch": "Maximum number of steps of all tasks in one submission. A single task may have more.",
     "limits.namespaces": "Quotas, by namespace: a map of max_open_steps, steps_per_s and priority_max. Submissions "
-    "beyond a quota are refused. HUP reloads them.",
+    "beyond a quota are refused. HUP reloads them. max_open_steps counts the steps at all brokers, "
+    "and steps_per_s those that one broker accepts.",
     "retention.completed_ms": "Time that completed tasks are kept.",
     "retention.failed_ms": "Time that failed and cancelled tasks are kept.",
     "retention.audit_ms": "Time that rows of the audit are kept.",

@@ -37,7 +37,7 @@ from .intake import (
 )
 from .intake.submission import on_decided
 from .intake.workflows import add_workflow, on_applied
-from .lanes import beats, darkness, losing, opening, releasing
+from .lanes import beats, darkness, losing, moving, opening, releasing
 from .loading import eviction, large_payloads, residency
 from .loading.residency import keep_loading, load_for, not_found
 from .membership.cluster_rows import Beaten
@@ -93,6 +93,7 @@ TASK_COMMANDS: Final = {**commands.TASK_COMMANDS, **erasure.TASK_COMMANDS}
 # These write what belongs to no task, so the broker must own a lane.
 LANE_COMMANDS: Final = {
     **drain.COMMANDS,
+    **moving.COMMANDS,
     **auditing.COMMANDS,
     **executor_control.COMMANDS,
     **allowance.COMMANDS,
@@ -320,7 +321,7 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
         if row.finished_ms is None:
             residency.insert(state, loaded, load, now)
         else:
-            residency.admit_final(state, residency.restored(state, row, loaded.steps))
+            residency.admit_final(state, residency.restored(state.workflows[row.workflow_id], row, loaded.steps))
     HANDLERS[type(command)](state, command, now)
 
 
@@ -556,6 +557,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
+    events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
     commands.ResolveStep: _on_resolve,

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from . import takers
+from .brokers import addresses
 from .model.death_proof import why_unprovable
 from .model.events import Now
 from .model.figures import ExecutorMetrics
@@ -44,6 +45,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     pid: int
     unprovable: str | None  # why the operating system cannot prove the death of its process; None: it can
     progress: list[StepProgress]  # of the steps that it runs, the newest report first
+    brokers: list[str] = []  # live ones with which it has a session, while there are several
+    missing_brokers: list[str] = []  # the other live ones
 
 
 class ExecutorView(Struct, frozen=True, kw_only=True):
@@ -97,6 +100,8 @@ def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView
         pid=session.pid,
         unprovable=_unprovable(state, session),
         progress=_progress(state, session),
+        brokers=sorted(session.brokers),
+        missing_brokers=addresses.missing(state, session),
     )
 
 

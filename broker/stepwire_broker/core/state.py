@@ -84,6 +84,8 @@ class CoreCounters(Struct):
     ignored: int = 0
     erased: int = 0  # tasks
     audited: int = 0  # rows of `audit`
+    orders_sent: int = 0
+    orders_answered: int = 0
     refused: dict[str, int] = {}  # by code
     over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
 
@@ -125,6 +127,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     steps: dict[int, Step] = {}
     open_steps: int = 0  # of own lanes, in memory or not
     open_by_namespace: dict[str, int] = {}  # the same steps; no namespace without open steps is here
+    open_elsewhere: dict[str, int] = {}  # open steps of the other live brokers: of ALL, and by namespace with a quota
     resident_bytes: int = 0
     large: list[tuple[LaneState, int, Step]] = []  # outputs that leave memory once they are committed
     large_contexts: list[tuple[LaneState, int, Task]] = []
@@ -435,12 +438,21 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         lane = self.lane_of(number)
         return lane is not None and lane not in self.lanes
 
-    def answer(self, request: int, answer: Answer, about: Task | None = None, *, awaits: bool = False) -> None:
-        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused."""
+    def answer(
+        self,
+        request: int,
+        answer: Answer,
+        about: Task | None = None,
+        *,
+        awaits: bool = False,
+        lane: int | None = None,
+    ) -> None:
+        """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused.
+        `lane`: without a task, the only lane whose rows the answer depends on."""
         if request < 0:
             self.orders.answer(self.outbox, request, answer, about)
             return
-        self.outbox.send(SendAnswer(request, answer, about, awaits))
+        self.outbox.send(SendAnswer(request, answer, about, awaits, lane))
 
     def refuse_now(self, request: int, refused: CommandRefused) -> None:
         """Refuse a request without waiting for a commit: the refusal depends on nothing stored."""

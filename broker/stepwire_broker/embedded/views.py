@@ -10,6 +10,7 @@ from stepwire_broker.core.answers.error_texts import described
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.states import TASK_FINAL
 from stepwire_broker.core.workflow_warnings import WorkflowWarning
+from stepwire_broker.store.definitions import Definitions
 from stepwire_broker.store.queries import Queries
 from stepwire_broker.store.rows import StepRow
 from stepwire_broker.store.task_results import result_of
@@ -81,7 +82,7 @@ def read_view(queries: Queries, task_id: int, workflows: Mapping[int, Workflow])
     if stored is None:
         return None
     row = stored.task
-    result = result_of(queries, stored, workflows[row.workflow_id]).result
+    result = result_of(queries, stored, Definitions(queries, workflows)[row.workflow_id]).result
     return TaskView(
         task_id=row.id,
         namespace=row.namespace,

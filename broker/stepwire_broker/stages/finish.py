@@ -1,9 +1,11 @@
 """Station five, finish: answer the waiting requests, after the commit that an answer depends on."""
 
 import asyncio
+from collections.abc import Callable
 
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.commit.decision import Decision
+from stepwire_broker.core.model.events import Command, Forget
 
 
 class PendingAnswers:
@@ -18,6 +20,17 @@ class PendingAnswers:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._futures[self._count] = future
         return self._count, future
+
+    async def ask(self, make: Callable[[int], Command], *, handle: Callable[[Command], None]) -> Answer:
+        """Pass a command to the core and return its answer after the commit. A cancelled call drops the request."""
+        request, future = self.open()
+        try:
+            handle(make(request))
+            return await future
+        except asyncio.CancelledError:
+            self.close(request)
+            handle(Forget(request))
+            raise
 
     def close(self, request: int) -> None:
         """Drop a request whose client has disconnected."""

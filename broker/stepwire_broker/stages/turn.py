@@ -33,10 +33,12 @@ from stepwire_broker.core.model.principal import PROCESS
 from . import dispatch
 
 
-def _no_other_broker(
-    request: OrderToStore | WaitElsewhere | ResultsElsewhere | LaneReleasable | Conclusion,
-) -> None:
+def _no_other_broker(request: OrderToStore | WaitElsewhere | LaneReleasable | Conclusion) -> None:
     raise AssertionError(f"one broker owns all lanes, so nothing is asked of another: {request}")
+
+
+def _leave_to_their_worker(results: ResultsElsewhere) -> None:
+    """Do nothing: the worker resends what is not acknowledged."""
 
 
 class Around(NamedTuple):
@@ -57,7 +59,7 @@ class Around(NamedTuple):
     release: Callable[[LaneReleasable], None] = _no_other_broker
     order: Callable[[OrderToStore], None] = _no_other_broker
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
-    pass_on: Callable[[ResultsElsewhere], None] = _no_other_broker
+    pass_on: Callable[[ResultsElsewhere], None] = _leave_to_their_worker
     conclude: Callable[[Conclusion], None] = _no_other_broker
 
 

@@ -34,7 +34,6 @@ class ClusterThreads:
         self._report = report
         self._presence = Presence()
         self._turned_mono = 0
-        self._due_mono = 0
         self._wake = threading.Event()
         self._end = threading.Event()
         self._jobs: queue.SimpleQueue[TakeLanes | LaneReleasable | None] = queue.SimpleQueue()
@@ -55,7 +54,6 @@ class ClusterThreads:
     def beat_now(self, presence: Presence) -> None:
         """Beat without waiting for the next time, because other brokers should know this soon."""
         self.turned(presence)
-        self._due_mono = 0
         self._wake.set()
 
     def take(self, takes: TakeLanes) -> None:
@@ -77,22 +75,26 @@ class ClusterThreads:
 
     def _beat(self) -> None:
         lease_ms = self._cluster.lease_ms
-        while not self._end.is_set():
+        due_mono = 0
+        while True:
+            wait_ms = due_mono - read_clocks().mono
+            if wait_ms > 0 and not self._wake.wait(wait_ms / 1000):
+                continue
+            self._wake.clear()
+            if self._end.is_set():
+                return
             now = read_clocks().mono
-            if now < self._due_mono:
-                self._wake.wait((self._due_mono - now) / 1000)
-                self._wake.clear()
-            elif now - self._turned_mono > lease_ms // 2:
-                self._due_mono = now + RETRY_MS
+            if now - self._turned_mono > lease_ms // 2:
+                due_mono = now + RETRY_MS
+                continue
+            due_mono = now + lease_ms // BEATS_A_LEASE
+            try:
+                beaten = self._cluster.beat(self._presence)
+            except BrokerError:
+                # A beat that fails is a missed beat. The lanes report what is wrong with the database.
+                due_mono = read_clocks().mono + RETRY_MS
             else:
-                self._due_mono = now + lease_ms // BEATS_A_LEASE
-                try:
-                    beaten = self._cluster.beat(self._presence)
-                except BrokerError:
-                    # A beat that fails is a missed beat. The lanes report what is wrong with the database.
-                    self._due_mono = read_clocks().mono + RETRY_MS
-                else:
-                    self._report(beaten)
+                self._report(beaten)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

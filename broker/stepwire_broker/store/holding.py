@@ -46,8 +46,8 @@ class StoredTasks:
         loaded = self._stored.read(lambda queries: queries.load_tasks(task_ids, 0))
         rows = iter(loaded.steps)
         return [
-            residency.restored(state, row, [next(rows) for _ in state.workflows[row.workflow_id].steps])
-            for row in loaded.tasks
+            residency.restored(workflow, row, [next(rows) for _ in workflow.steps])
+            for row, workflow in ((row, state.workflows[row.workflow_id]) for row in loaded.tasks)
         ]
 
     def write(self) -> None:

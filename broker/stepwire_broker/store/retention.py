@@ -7,7 +7,7 @@ process, continues with it.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from stepwire_broker.errors import BrokerError
 from .lane import Trouble
 
 PIECE_S: Final = 0.002  # of work, then a commit
+TRIPS: Final = 2  # a piece on a server may also take the time of this number of trips over the network
 STEPS_MIN: Final = 64  # the smallest number of steps read at once
 STEPS_MAX: Final = 1_024
 BYTES_MAX: Final = 1024 * 1024  # of payloads in one piece
@@ -72,8 +73,22 @@ class ParkedInput(NamedTuple):
 RowT = TypeVar("RowT", EndedTask, EndedStep, ParkedInput)
 
 
+class Removed(NamedTuple):
+    """The numbers of rows that were removed at once."""
+
+    tasks: int = 0
+    steps: int = 0
+    history: int = 0
+    keys: int = 0
+
+
 class PruneStatements(Protocol):
     """The statements that retention needs. All statements between `begin` and `commit` are one transaction."""
+
+    def remove_whole(self, before_ms: Mapping[TaskState, int], without: Collection[int], steps: int) -> Removed:
+        """In a transaction of its own, which is one trip: remove tasks that ended before the time of their state, the
+        earliest first, with all their rows. Leaves out tasks with an open step, and tasks that exceed this number of
+        steps or BYTES_MAX. A database without a network removes nothing here."""
 
     def begin(self) -> None: ...
 
@@ -179,6 +194,7 @@ class Retention:
         self._steps = 2 * STEPS_MIN  # read at once
         self._partly_removed: set[int] | None = None  # None: not yet read from the database
         self._not_over: set[int] = set()  # stored as ended, but with an open step
+        self._trip_s = float("inf")  # the shortest time of a transaction that removed whole tasks
         self._parked_seen = 0  # id of the newest refused input when the bytes were last summed
 
     def ask(self) -> None:
@@ -236,6 +252,8 @@ class Retention:
 
     def _piece(self, run: Pruned, until_s: float) -> bool:
         """Run one transaction. Returns True when nothing was left to remove, and the run is noted."""
+        if self._remove_whole(run):
+            return False
         statements = self._statements
         done = msgspec.structs.replace(run)
         statements.begin()
@@ -278,6 +296,27 @@ class Retention:
             )
         statements.rest(removed_rows)
         return is_over
+
+    def _remove_whole(self, run: Pruned) -> bool:
+        """Remove tasks in one trip, if none is partly removed. Returns whether there were any."""
+        if self._partly_removed != set():
+            return False
+        began_s = self._mono_s()
+        before_ms = {state: run.started_ms - ms for state, ms in self._kept_ms.items()}
+        removed = self._statements.remove_whole(before_ms, self._not_over, self._steps)
+        if not removed.tasks:
+            return False
+        for name, count in removed._asdict().items():
+            setattr(run, name, getattr(run, name) + count)
+        took_s = self._mono_s() - began_s
+        self._trip_s = min(self._trip_s, took_s)
+        most_s = PIECE_S + TRIPS * self._trip_s
+        if took_s > most_s:
+            self._steps = max(STEPS_MIN, self._steps // 2)
+        elif took_s < self._trip_s + PIECE_S / 2:
+            self._steps = min(STEPS_MAX, self._steps * 2)
+        self._statements.rest(removed.steps + removed.history)
+        return True
 
     def _adapt(self, until_s: float, *, is_whole: bool) -> None:
         """Read fewer steps at once in the next piece if this piece was too long, more if it was short."""

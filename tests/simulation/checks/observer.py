@@ -27,6 +27,7 @@ from . import (
     dependencies,
     erasure,
     history,
+    lanes,
     level0,
     owners,
     quotas,
@@ -265,6 +266,7 @@ class Checks:
 
     def sent(self, broker: BrokerNode, worker: str, body: bytes) -> None:
         """A message to a worker leaves a broker."""
+        lanes.check_sent(self.books, broker, body)
         owners.check_speaks(self.books, broker, body)
         kind = body[9:13]
         if kind == b"step":
@@ -441,6 +443,7 @@ class Checks:
             counts.check_recount(self.books, broker)
             quotas.check_open_steps(self.books, broker)
             owners.check_memory(self.books, broker)
+            lanes.check_counts(self.books, broker)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from . import (
     cluster_bugs,
     erasure_bugs,
     key_bugs,
+    lane_bugs,
     quota_bugs,
     real_bugs,
     worker_bugs,
@@ -33,6 +34,7 @@ BUGS: Final = (
     *quota_bugs.BUGS,
     *key_bugs.BUGS,
     *cluster_bugs.BUGS,
+    *lane_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 
@@ -53,7 +55,7 @@ def hunt(bug: Bug, first: int, seeds: int, always: frozenset[str] = frozenset())
     began = time.monotonic()
     with planted(bug):
         for seed in range(first, first + seeds):
-            report = World(seed, always=always, brokers=bug.brokers).run()
+            report = World(seed, always=always | bug.always, brokers=bug.brokers).run()
             if report.violation is not None:
                 took = time.monotonic() - began
                 return Hunt(bug.name, bug.was_real, seed, seed - first + 1, report.violation, took)

@@ -50,6 +50,7 @@ class Bug(NamedTuple):
     name: str
     plant: Callable[[Plant], None]
     was_real: bool = False
+    always: frozenset[str] = frozenset()  # kinds of faults that a seed needs to find it
     brokers: int = 1  # in the seeds that are searched
 
 

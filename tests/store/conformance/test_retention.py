@@ -88,6 +88,20 @@ def test_a_task_that_ended_long_enough_ago_is_removed_with_all_it_has(
         assert counts == ((1, 2, 2, 1) if is_removed else (0, 0, 0, 0))
 
 
+def test_many_tasks_of_every_state_are_removed_and_their_neighbours_kept(place: Place) -> None:
+    ended = [(state, days) for state in ("completed", "failed", "cancelled") for days in (60, 50, 40, 1)]
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(i, 10 * i) for i in range(1, len(ended) + 1)])
+        for i, (state, days) in enumerate(ended, 1):
+            end(run, 10 * i, state, NOW - days * DAY_MS)
+        pruned = prune(run)
+        assert (pruned.tasks, pruned.steps, pruned.history, pruned.keys) == (9, 18, 18, 0)
+        assert run.task_ids() == [40, 80, 120]
+        assert {row.task_id for row in run.history()} == {40, 80, 120}
+        assert run.queries.task(40) is not None
+
+
 def test_a_key_is_kept_as_long_as_its_task_and_is_free_afterwards(place: Place) -> None:
     with Running(place) as run:
         run.workflow()

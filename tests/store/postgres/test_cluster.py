@@ -11,7 +11,7 @@ from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.membership.cluster_rows import BrokerRow, ObservedBroker, Presence, TakeLanes
 from stepwire_broker.store.errors import InUse
 from stepwire_broker.store.postgres.address import read_address
-from stepwire_broker.store.postgres.cluster import PostgresCluster
+from stepwire_broker.store.postgres.cluster import FormerRun, PostgresCluster
 from stepwire_broker.store.postgres.connecting import connect
 from stepwire_broker.store.postgres.failures import ConnectionLost
 from stepwire_broker.store.postgres.fence import Fence, Position
@@ -42,7 +42,7 @@ def join(server: PostgresServer, schema: str) -> Iterator[Join]:
             connection = connect(read_address(server.socket_url()), f"{broker} {name}")
             return Pipeline(connection, is_prepared=True, answer_s=answer_s)
 
-        clusters.append(PostgresCluster(open_connection, schema, broker, epoch, LEASE_MS, unproven_ms=55))
+        clusters.append(PostgresCluster(open_connection, schema, broker, epoch, LEASE_MS, FormerRun(700, 55)))
         return clusters[-1]
 
     yield make

@@ -48,7 +48,8 @@ def take(server: PostgresServer, schema: str) -> int:
 
 
 def marks(server: PostgresServer, schema: str) -> list[str]:
-    return [row[0] for row in server.sql(f"SELECT name FROM {schema}.meta WHERE name <> 'schema' ORDER BY name")]
+    select = f"SELECT name FROM {schema}.meta WHERE name NOT IN ('schema', 'serves_from') ORDER BY name"
+    return [row[0] for row in server.sql(select)]
 
 
 def ends(server: PostgresServer, schema: str) -> tuple[int, int]:

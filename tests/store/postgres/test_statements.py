@@ -7,47 +7,34 @@ import pytest
 from stepwire_broker.store.postgres.failures import StatementFailed
 from stepwire_broker.store.postgres.fence import Fence
 from stepwire_broker.store.postgres.pipeline import BEGIN, COMMIT, Pipeline, Statement, StatementCall
-from stepwire_broker.store.postgres.statements import HotStatements
+from stepwire_broker.store.postgres.pruning import statements_of
+from stepwire_broker.store.postgres.statements import ColdStatements, HotStatements
 
 from tests.postgres.chains import NOW, Chains, write
+from tests.postgres.plans import fill
 from tests.postgres.server import PostgresServer
 
 Open = Callable[..., Pipeline]
 
-READ = Statement("read", "SELECT $1::int, $2::int, $3::int")
 STATES = ("empty", "young", "large")
 ROWS_LARGE = 100_000
 WITHOUT_INDEX = ("Seq Scan on", "Hash Join", "Merge Join")
 
 
-def fill(server: PostgresServer, schema: str, open_pipeline: Open, state: str) -> None:
+def fill_with(server: PostgresServer, schema: str, open_pipeline: Open, state: str) -> None:
     """Young: a few rows that no ANALYZE has seen. Large: many rows, analysed."""
     if state == "young":
         write(open_pipeline(), Chains(schema, 0, 50), 10, 50)
     elif state == "large":
-        server.sql(
-            f"INSERT INTO {schema}.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, "
-            "rank_ms, context_bytes, created_ms, context, finished_ms, wake_ms, wants) "
-            "SELECT n * 5, lpad(n::text, 32, '0'), 1, n % 2, 'd', "
-            "CASE n % 10 WHEN 0 THEN 'pending' ELSE 'completed' END, false, n % 10 = 0, 0, n, 2, n, '{}', "
-            "CASE n % 10 WHEN 0 THEN NULL ELSE n END, CASE n % 20 WHEN 0 THEN n END, "
-            "CASE n % 20 WHEN 10 THEN 'shop::H' || n % 100 END "
-            f"FROM generate_series(1, {ROWS_LARGE}) AS n"
-        )
-        server.sql(
-            f"INSERT INTO {schema}.steps (id, task_id, position, name, handler_class, state, finished_ms, output) "
-            f"SELECT n * 5 + p + 1, n * 5, p, 's', 'shop::H', 'completed', 1, '1' "
-            f"FROM generate_series(1, {ROWS_LARGE}) AS n, generate_series(0, 3) AS p"
-        )
-        server.sql(f"ANALYZE {schema}.tasks, {schema}.steps")
+        fill(server, schema, ROWS_LARGE)
 
 
 def plans(pipeline: Pipeline, schema: str, statement: Statement, values: str) -> str:
-    """The generic plan of a statement, which a prepared statement keeps: inside a group, or of a page by itself."""
+    """The generic plan of a statement, which a prepared statement keeps, inside a group."""
     name = statement.name
     calls = [
         BEGIN,
-        StatementCall(READ if name.startswith("load_") else Fence(schema).statement, (0, 0, 1)),
+        StatementCall(Fence(schema).statement, (0, 0, 1)),
         StatementCall(Statement("set", "SELECT set_config('plan_cache_mode', 'force_generic_plan', true)")),
         StatementCall(Statement(f"prepare_{name}", f"PREPARE plan_{name} AS {statement.text}")),
         StatementCall(Statement(f"explain_{name}", f"EXPLAIN EXECUTE plan_{name} {values}")),
@@ -63,20 +50,24 @@ def plans(pipeline: Pipeline, schema: str, statement: Statement, values: str) ->
 def test_every_hot_statement_finds_its_rows_by_an_index(
     server: PostgresServer, schema: str, open_pipeline: Open, state: str
 ) -> None:
-    fill(server, schema, open_pipeline, state)
+    fill_with(server, schema, open_pipeline, state)
     pipeline = open_pipeline(is_prepared=False)
     server.sql(f"UPDATE {schema}.lanes SET epoch = 0")
     server.sql(f"DELETE FROM {schema}.commits WHERE lane = 0 AND seq > 0")
-    hot = HotStatements(schema)
+    hot, cold, pruning = HotStatements(schema), ColdStatements(schema), statements_of(schema)
     cases = [
         *((statement, "('[]')") for statement in (hot.steps_dispatched, hot.steps_completed, hot.steps_changed)),
         *((statement, "('[]')") for statement in (hot.steps_output, hot.steps_stderr)),
         (hot.tasks_changed, "('[]', 0)"),
         *((statement, "('[]')") for statement in (hot.tasks_new, hot.steps_new, hot.history)),
-        (hot.load_left, "(0, 0, 0, 200)"),
-        (hot.load_due, "(0, 5, 200)"),
-        (hot.load_wanting, """(0, '["shop::H10","shop::H30"]', 200)"""),
         (Fence(schema).statement, "(0, 0, 1)"),
+        *((statement, "('[]')") for statement in (cold.claim_keys, cold.key_owners, cold.release_keys)),
+        *((statement, "('[]', 0)") for statement in (cold.assert_tasks, cold.assert_workflows)),
+        (cold.tasks_of_steps, "('[]')"),
+        (cold.reserve_ids, "(10, 0)"),
+        (cold.end_attention, "('[]')"),
+        (cold.audit_end, "(0)"),
+        (pruning["remove_whole"], "(0, 'completed', 5, '[]', 100, 100, '[]', 1000000)"),
     ]
     for statement, values in cases:
         text = plans(pipeline, schema, statement, values)
@@ -129,26 +120,3 @@ def test_a_change_of_a_missing_task_fails_the_whole_group(
     assert failed.value.sqlstate == "22P02"
     assert pipeline.roll_back()
     assert server.sql(f"SELECT max(seq) FROM {schema}.commits WHERE lane = 0") == [(0,)]
-
-
-def test_a_page_of_tasks_that_were_left_continues_after_the_last_one(
-    server: PostgresServer, schema: str, open_pipeline: Open
-) -> None:
-    write(open_pipeline(), Chains(schema, 0, 10), 1, 10)
-    statement = HotStatements(schema).load_left
-    pipeline = open_pipeline()
-    ranks: list[int] = []
-    position = (0, 0)
-    while rows := pipeline.run([StatementCall(statement, (0, *position, 3))])[0].rows:
-        columns = [name for (name,) in server.sql(COLUMNS, schema)]
-        found = [dict(zip(columns, row, strict=True)) for row in rows]
-        ranks += [int(row["rank_ms"] or 0) for row in found]
-        position = (ranks[-1], int(found[-1]["id"] or 0))
-    assert ranks == sorted(ranks)
-    assert len(ranks) == 10
-
-
-COLUMNS = (
-    "SELECT column_name::text FROM information_schema.columns WHERE table_schema = %s AND table_name = 'tasks' "
-    "ORDER BY ordinal_position"
-)

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from stepwire_broker.core.definitions.settings import DatabaseSettings
+from stepwire_broker.core.membership.cluster_rows import Presence
 from stepwire_broker.core.model.commit_group import Committed, LostCommits, Outcome, Stalled
+from stepwire_broker.store import Store
 from stepwire_broker.store.errors import StoreRefused
 from stepwire_broker.store.postgres.accepting import trust_failover
 from stepwire_broker.store.postgres.database import open_database
 
 from tests.postgres.server import PostgresServer
-from tests.store.running import PostgresPlace, Running
+from tests.store.running import PATIENCE_S, PostgresPlace, Running
 from tests.store.stored_rows import NOW, fact, submission
 
 _NUMBERS = itertools.count(1)
@@ -29,12 +31,11 @@ def place(server: PostgresServer) -> PostgresPlace:
     return PostgresPlace(server, f"t{next(_NUMBERS)}")
 
 
-def start_and_stop(settings: DatabaseSettings) -> None:
-    database = open_database(settings, "b2", lease_ms=10_000, wall_ms=NOW, entropy=1)
-    database.readers.close()
-    for writer in database.writers.values():
-        writer.close()
-    database.release()
+def start_and_stop(settings: DatabaseSettings) -> list[int]:
+    """Returns the lanes that the broker owned."""
+    store = Store(open_database(settings, "b2", lease_ms=10_000, broker_lease_ms=10_000, wall_ms=NOW, entropy=1))
+    assert store.close(PATIENCE_S)
+    return [taken.lane for taken in store.opened.lanes]
 
 
 def final(run: Running) -> Outcome:
@@ -75,6 +76,23 @@ def test_no_broker_starts_on_another_timeline_until_the_operator_accepts_it(plac
         start_and_stop(place.settings())
     assert trust_failover(place.settings()) == [1]
     start_and_stop(place.settings())
+
+
+def test_a_lane_of_another_broker_that_may_lack_commits_is_named_and_not_taken(place: PostgresPlace) -> None:
+    settings = msgspec.structs.replace(place.settings(), lanes=2)
+    assert start_and_stop(settings) == [1, 2]
+    place.server.sql(
+        f"UPDATE {place.schema}.lanes SET owner = 'b9', owner_epoch = 0, timeline = '1/00000001' WHERE id = 2"
+    )
+    database = open_database(settings, "b2", lease_ms=10_000, broker_lease_ms=10_000, wall_ms=NOW, entropy=1)
+    members = database.opened.members
+    assert database.cluster is not None
+    assert members is not None
+    members.last = database.cluster.beat(Presence())
+    assert [lane.is_in_doubt for lane in members.last.lanes] == [False, True]
+    assert members.lanes_in_doubt() == {2}
+    assert [taken.lane for taken in database.opened.lanes] == [1]
+    Store(database).close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("is_promoted", [False, True])

@@ -7,18 +7,22 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from msgspec import structs
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.membership.cluster_rows import Presence
 from stepwire_broker.core.model.commit_group import Committed, LaneLost, LostCommits, Outcome, Stalled, StepStderr
 from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.postgres.database import open_database
+from stepwire_broker.store.postgres.failures import NotYet
 from stepwire_broker.store.postgres.pipeline import Pipeline
+from stepwire_broker.store.retention import Retention
 
 from tests.postgres.proxy import Plan, Proxy
 from tests.postgres.server import PostgresServer
+from tests.store.conformance.test_retention import DAY_MS, WEEK_AND_MONTH, end
 from tests.store.running import PostgresPlace, Running, open_at
-from tests.store.stored_rows import completed, dispatched, fact, submission, task_changed
+from tests.store.stored_rows import NOW, completed, dispatched, fact, submission, task_changed
 
 
 @pytest.fixture
@@ -130,6 +134,40 @@ def test_a_broker_whose_lane_was_taken_writes_nothing_more(server: PostgresServe
         run.put(submissions=[submission(1, 10)])
         assert run.outcome() == LaneLost(LANE)
         assert run.task_ids() == []
+
+
+def test_retention_removes_nothing_of_a_lane_that_was_taken(server: PostgresServer, place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        run.write(submissions=[submission(1, 10)])
+        end(run, 10, "completed", NOW - 8 * DAY_MS)
+        server.sql(f"UPDATE {place.schema}.lanes SET owner = 'b2', owner_epoch = 99, epoch = epoch + 1")
+        retention = Retention(run.store._database.pruning[LANE], WEEK_AND_MONTH, wall_ms=lambda: NOW)
+        with pytest.raises(NotYet, match="another broker"):
+            retention.work()
+        assert run.task_ids() == [10]
+
+
+def test_a_lane_that_is_taken_again_is_written_by_a_new_writer(server: PostgresServer, place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        taken = run.taken
+        run.store.close_lane(LANE)
+        server.sql(f"UPDATE {place.schema}.lanes SET epoch = epoch + 2")
+        run.store.open_lane(structs.replace(taken, epoch=taken.epoch + 2, end=run.seq))
+        run.write(submissions=[submission(1, 10)])
+        assert run.task_ids() == [10]
+
+
+def test_a_closed_lane_reports_nothing_more(server: PostgresServer, place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        with server.connect() as other, other.transaction():
+            other.execute(f"SELECT 1 FROM {place.schema}.lanes FOR UPDATE".encode())
+            run.put(submissions=[submission(1, 10)])
+            run.store.close_lane(LANE)
+        assert run.store.close(10.0)
+        assert run.outcomes.empty()
 
 
 def test_lost_commits_stop_the_lane(server: PostgresServer, place: PostgresPlace) -> None:

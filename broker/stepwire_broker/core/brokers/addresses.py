@@ -68,21 +68,23 @@ def row_of(state: BrokerState) -> str:
     )
 
 
+def missing(state: BrokerState, session: WorkerSession) -> list[str]:
+    """The live brokers that this worker has no session with. A worker of this process has no session with others."""
+    if len(state.live_brokers) == 1 or not session.confirmed or session.worker in state.attached:
+        return []
+    return sorted(state.live_brokers - session.brokers)
+
+
 def on_http_served(state: BrokerState, event: HttpServed, now: Now) -> None:
     state.http_url = event.url
 
 
 def _partial_workers(state: BrokerState) -> Iterator[PartialWorker]:
     """Some of the workers whose heartbeats name no session with some live broker. `why` names them at that broker."""
-    live = state.live_brokers
-    if len(live) == 1:
+    if len(state.live_brokers) == 1:
         return
-    missing = (
-        session
-        for session in state.sessions.values()
-        if session.confirmed and session.worker not in state.attached and not live <= session.brokers
-    )
-    for session in islice(missing, PARTIAL_WORKERS_MAX):
+    partial = (session for session in state.sessions.values() if missing(state, session))
+    for session in islice(partial, PARTIAL_WORKERS_MAX):
         yield PartialWorker(session.worker, tuple(session.handlers[:HANDLERS_MAX]), tuple(sorted(session.brokers)))
 
 

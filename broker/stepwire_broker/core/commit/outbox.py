@@ -87,6 +87,7 @@ class SendAnswer(Struct, frozen=True):
     answer: Answer
     about: Task | None = None  # the task whose rows it depends on
     awaits: bool = False  # it answers a request that waits for the end of the task
+    lane: int | None = None  # without a task: the only lane whose rows it depends on; None: it may depend on any
 
 
 Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
@@ -329,7 +330,9 @@ def _lanes_of(send: Send) -> set[int]:
         case SendBatch():
             return {step.task.lane for step in send.batch.steps}
         case SendAnswer():
-            return set() if send.about is None else {send.about.lane}
+            if send.about is not None:
+                return {send.about.lane}
+            return set() if send.lane is None else {send.lane}
         case SendHandout() | SendMessage() | SendAck():
             return {task.lane for task in send.about}
         case _:

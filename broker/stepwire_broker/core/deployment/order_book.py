@@ -55,12 +55,18 @@ class OrderBook(Struct):
     def is_known(self, order_id: int) -> bool:
         return request_of(order_id) in self.under_way or order_id in self.answered
 
-    def commit(self, lane: int, seq: int, reads: int) -> None:
-        """Note that the answers in this lane's groups up to `seq` are durable. `reads`: the number of the last read."""
-        for request, order in list(self.under_way.items()):
-            if order.lane == lane and order.seq is not None and order.seq <= seq:
-                del self.under_way[request]
-                self.answered[order.id] = reads
+    def commit(self, lane: int, seq: int, reads: int) -> int:
+        """Note that the answers in this lane's groups up to `seq` are durable, and return their number. `reads`: the
+        number of the last read."""
+        durable = [
+            (request, order)
+            for request, order in self.under_way.items()
+            if order.lane == lane and order.seq is not None and order.seq <= seq
+        ]
+        for request, order in durable:
+            del self.under_way[request]
+            self.answered[order.id] = reads
+        return len(durable)
 
     def forget_answered(self, read: int) -> None:
         """Forget orders that were answered before this read was asked for: no later look finds them open."""

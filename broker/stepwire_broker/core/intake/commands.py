@@ -6,7 +6,6 @@ A command is answered when its effects are committed, or refused at once.
 from collections.abc import Callable
 from typing import Final, Literal, assert_never
 
-from msgspec import Raw
 from stepwire_protocol import sealed_payloads
 from stepwire_protocol.messages import ErrorDetail
 
@@ -69,7 +68,7 @@ class ResolveStep(CommandOfOperator, frozen=True):
     step_id: int
     outcome: Literal["completed", "failed", "retry"]
     reason: str
-    output: Raw | None = None
+    output: bytes | None = None  # JSON
     message: str = ""
     new_key: bool = False
 
@@ -264,7 +263,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
         )
         return
     if event.outcome == "completed" and task.workflow.is_sealed and event.output is not None:
-        fault = sealed_payloads.output_fault(bytes(event.output))
+        fault = sealed_payloads.output_fault(event.output)
         if fault is not None:
             text = f"the workflow's payloads are sealed, and this output is refused: {fault}; null is accepted"
             state.refuse_now(event.request, CommandRefused("invalid", text))
@@ -273,7 +272,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
         "task": task.id,
         "step": step.definition.name,
         "outcome": event.outcome,
-        "output_bytes": 0 if event.output is None else len(bytes(event.output)),
+        "output_bytes": 0 if event.output is None else len(event.output),
         "new_key": event.new_key,
     }
     state.audit(event, "resolve_step", f"step {step.id}", now, task=task, reason=event.reason, detail=resolved)
@@ -281,7 +280,7 @@ def on_resolve(state: BrokerState, step: Step, event: ResolveStep, now: Now) -> 
     state.record(task, facts.Operated(now.wall, action, step.position, event.reason, event.by))
     match event.outcome:
         case "completed":
-            output = b"{}" if event.output is None else bytes(event.output)
+            output = b"{}" if event.output is None else event.output
             complete(state, step, step.delivery, output, now)
         case "failed":
             detail = ErrorDetail(message=event.message or event.reason, code="resolved_failed", category="operator")

@@ -65,7 +65,7 @@ def _over_open_steps(
     state: BrokerState, namespace: str, quota: QuotaSettings, steps: int, tasks: int
 ) -> CommandRefused | None:
     most = quota.max_open_steps
-    open_steps = state.open_by_namespace.get(namespace, 0)
+    open_steps = state.open_by_namespace.get(namespace, 0) + state.open_elsewhere.get(namespace, 0)
     if most is None or open_steps + steps <= most:
         return None
     if steps <= most:

@@ -13,6 +13,7 @@ from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK, block_of
 from stepwire_broker.core.commit.own_lane import OwnLane
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.membership.cluster_rows import ALL
 from stepwire_broker.core.model.commit_group import KeyConflict, StallCode, SubmissionOutcome
 from stepwire_broker.core.model.events import NewTask, Now, SubmitTasks
 from stepwire_broker.core.model.live import Task
@@ -48,7 +49,7 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
             Hint(HintCode.WAIT_FOR_BROKER),
             RETRY_LATER_MS,
         )
-    if not state.lanes:
+    if all(lane.release is not None for lane in state.lanes.values()):
         return no_lane()
     code = state.outbox.stalled
     if code is not None:
@@ -63,7 +64,7 @@ def intake_refused(state: BrokerState) -> CommandRefused | None:
 
 
 def no_lane() -> CommandRefused:
-    text = "the broker owns no lane of the database now"
+    text = "the broker owns no lane of the database that takes new tasks"
     return CommandRefused("starting", text, Hint(HintCode.SEND_AGAIN), RETRY_LATER_MS)
 
 
@@ -99,10 +100,11 @@ def on_submit(state: BrokerState, event: SubmitTasks, now: Now) -> None:
             f"{state.settings.limits.steps_per_batch}",
             Hint(HintCode.SPLIT_SUBMISSION),
         )
-    if refused is None and state.open_steps + steps > state.settings.limits.max_open_steps:
+    open_steps = state.open_steps + state.open_elsewhere.get(ALL, 0)
+    if refused is None and open_steps + steps > state.settings.limits.max_open_steps:
         refused = CommandRefused(
             "too_many_open_steps",
-            f"{state.open_steps} steps are open and this submission adds {steps}; the limit is "
+            f"{open_steps} steps are open and this submission adds {steps}; the limit is "
             f"{state.settings.limits.max_open_steps}",
             Hint(HintCode.WAIT_FOR_OPEN_STEPS),
             RETRY_LATER_MS,
@@ -231,6 +233,7 @@ def on_decided(state: BrokerState, outcome: SubmissionOutcome, now: Now) -> None
             [existing.get(task_id, task_id) for task_id in undecided.ids],
             [task_id not in existing for task_id in undecided.ids],
         ),
+        lane=undecided.lane,
     )
 
 

@@ -135,4 +135,5 @@ def _forget_counts(state: BrokerState, own: OwnLane) -> None:
         del state.ended[step_id]
     state.large = [each for each in state.large if each[0].number != own.number]
     state.large_contexts = [each for each in state.large_contexts if each[0].number != own.number]
+    state.shadows.wanted = [each for each in state.shadows.wanted if each.step.task.steps]
     state.undecided_steps = [step for step in state.undecided_steps if step.task.steps]

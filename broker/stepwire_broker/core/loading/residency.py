@@ -124,7 +124,7 @@ def insert(state: BrokerState, loaded: Loaded, load: AnyLoad, now: Now) -> None:
     steps = iter(loaded.steps)
     undecided = {task_id for submission in state.undecided.values() for task_id in submission.ids}
     for row in loaded.tasks:
-        workflow = workflow_of(state, row)
+        workflow = state.workflows[row.workflow_id]
         rows = [next(steps) for _ in workflow.steps]
         if row.id in state.tasks or row.id in load.gone or TaskState(row.state) in TASK_FINAL:
             if row.finished_ms is not None and state.rejected.pop(row.id, None) is not None:
@@ -132,7 +132,7 @@ def insert(state: BrokerState, loaded: Loaded, load: AnyLoad, now: Now) -> None:
             continue
         if row.id in undecided:
             continue  # the read saw a commit whose outcome has not arrived yet
-        task = restored(state, row, rows)
+        task = restored(workflow, row, rows)
         refused = state.rejected.pop(row.id, None)
         if refused is not None:
             state.count_open(task.lane, task.namespace, task.open)
@@ -155,14 +155,8 @@ def _blame(state: BrokerState, task: Task, culprits: frozenset[int], error: str,
             fail_for(state, step, "unstorable", now)
 
 
-def workflow_of(state: BrokerState, row: StoredTask) -> Workflow:
-    """The workflow of a stored task. Raises KeyError for a workflow that this broker has not read."""
-    return state.workflows[row.workflow_id]
-
-
-def restored(state: BrokerState, row: StoredTask, rows: list[StoredStep]) -> Task:
+def restored(workflow: Workflow, row: StoredTask, rows: list[StoredStep]) -> Task:
     """Build the live form of stored rows."""
-    workflow = workflow_of(state, row)
     task = Task(
         id=row.id,
         uid=row.uid,

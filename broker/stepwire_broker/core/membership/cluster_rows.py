@@ -1,8 +1,11 @@
 """The rows of brokers and lanes as one beat of this broker has read them."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
+
+ALL: Final = "*"  # in the place of a namespace: all namespaces together
 
 
 class BrokerRow(Struct, frozen=True, kw_only=True):
@@ -18,7 +21,7 @@ class BrokerRow(Struct, frozen=True, kw_only=True):
     version: str = ""  # of the program
     is_draining: bool = False  # it ends, or has ended
     config_digest: str | None = None
-    open_steps: Mapping[str, int] = {}  # by namespace
+    open_steps: Mapping[str, int] = {}  # of its lanes: of ALL, and by namespace with a quota
     workers: int = 0  # sessions and level-0 handlers that are connected to it
     controls_revision: int = 0  # the last change of `controls` that it uses
     is_gone: bool = False  # its process on this host has ended, as the operating system reports
@@ -43,6 +46,7 @@ class LaneOwner(Struct, frozen=True, array_like=True):
     owner: str | None = None
     owner_epoch: int | None = None
     epoch: int = 0
+    is_in_doubt: bool = False  # commits may have been lost since its owner's last group, so no broker takes it
 
 
 class Beaten(Struct, frozen=True, kw_only=True):

@@ -179,6 +179,11 @@ class Members:
         held = {id: owned.get(id, 0) for id in counted}
         return Share(held, takers, aims(held, takers, len(beaten.lanes)))
 
+    def lanes_in_doubt(self) -> set[int]:
+        """Return the lanes that no broker takes over, because commits may have been lost."""
+        live = {row.id for row in self.live}
+        return {lane.lane for lane in self.lanes if lane.is_in_doubt and lane.owner not in live}
+
     # -- lanes --------------------------------------------------------------------------------------------------------
 
     def _unserved(self, beaten: Beaten, own: OwnLanes) -> list[LaneOwner]:

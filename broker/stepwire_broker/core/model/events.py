@@ -93,6 +93,10 @@ class Explain(Command, frozen=True):
     step: str | None = None
 
 
+class LearnCatalogue(Command, frozen=True):
+    """Answer after workflows and controls of other brokers were read."""
+
+
 class ReportResult(Command, frozen=True):
     """Apply a result that a worker reported to another broker, because it has no session with this one."""
 

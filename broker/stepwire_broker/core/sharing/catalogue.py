@@ -7,10 +7,10 @@ loaded tasks that name something unknown wait for a read that begins after them.
 from collections.abc import Callable
 from typing import Any
 
-from stepwire_broker.core.answers.answers import CommandRefused
+from stepwire_broker.core.answers.answers import Answer, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.intake.workflows import ACTIVE, add_workflow, full_name
-from stepwire_broker.core.model.events import CatalogueRead, Command, Now
+from stepwire_broker.core.model.events import CatalogueRead, Command, LearnCatalogue, Now
 from stepwire_broker.core.state import BrokerState
 
 from .controls import apply_controls
@@ -47,6 +47,15 @@ def on_catalogue(state: BrokerState, event: CatalogueRead, now: Now, handle: Cal
     book.waiting, book.waiting_next = book.waiting_next, []
     if book.waiting:
         book.ask(state)
+
+
+class Learned(Answer, frozen=True):
+    """The broker knows every workflow that was applied before the command."""
+
+
+def on_learn(state: BrokerState, event: LearnCatalogue, now: Now) -> None:
+    if not state.catalogue.look_up(event, state):
+        state.answer(event.request, Learned())
 
 
 def on_failed(state: BrokerState, error: str) -> None:

@@ -39,7 +39,8 @@ def explain_live(state: BrokerState, task: Task, event: Explain, now: Now) -> No
 
 def explain_stored(state: BrokerState, loaded: Loaded, event: Explain, now: Now) -> None:
     """Explain a task from its rows, which were just read."""
-    task = restored(state, loaded.tasks[0], loaded.steps)
+    row = loaded.tasks[0]
+    task = restored(state.workflows[row.workflow_id], row, loaded.steps)
     answer = _explained(state, task, event, now)
     unlink(task)
     state.answer(event.request, answer)

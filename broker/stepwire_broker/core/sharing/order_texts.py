@@ -14,8 +14,20 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveS
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
 from stepwire_broker.core.model.events import Command, Explain, ReportResult
 
-_COMMANDS: Final = (CancelTask, PauseTask, ResumeTask, RetryTask, EraseTask, ResolveStep, Explain, ReportResult)
-_ANSWERS: Final = (CommandRefused, Done, ErasedTask, ResultTaken)
+from .moving import LaneMoves, MoveLane
+
+_COMMANDS: Final = (
+    CancelTask,
+    PauseTask,
+    ResumeTask,
+    RetryTask,
+    EraseTask,
+    ResolveStep,
+    Explain,
+    MoveLane,
+    ReportResult,
+)
+_ANSWERS: Final = (CommandRefused, Done, ErasedTask, LaneMoves, ResultTaken)
 COMMANDS: Final[dict[str, type[Command]]] = {kind.__name__: kind for kind in _COMMANDS}
 ANSWERS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in _ANSWERS}
 

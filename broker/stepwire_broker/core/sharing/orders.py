@@ -21,6 +21,7 @@ from stepwire_broker.core.timer_kinds import LookDue
 from . import catalogue
 
 LOOK_EVERY_MS: Final = 250
+LOOK_ALONE_MS: Final = 2_000
 ORDER_LIVES_MS: Final = (
     20_000  # an older order is not carried out, because its client has its answer: the outcome is unknown
 )
@@ -41,23 +42,33 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
     if lane in state.stopped:
         text = f"lane {lane}, which has the task, is not served: {state.stopped[lane]}"
         state.refuse_now(command.request, CommandRefused("database_unavailable", text, Hint(HintCode.ACCEPT_LOSS)))
-    elif command.request < 0:
-        state.orders.under_way.pop(command.request, None)  # the lane's new owner finds the order open
     elif isinstance(command, AwaitTask):
         state.decision.waits.append(WaitElsewhere(command.request, command.task_id))
     else:
-        if isinstance(command, CommandOfOperator):
-            command = msgspec.structs.replace(command, request_id=state.identity.request_id(command.request))
-        state.decision.orders.append(OrderToStore(command.request, lane, command))
+        pass_on(state, command, lane)
     return True
+
+
+def pass_on(state: BrokerState, command: Command, lane: int) -> None:
+    """Have the owner of this lane, another broker, decide the command."""
+    if command.request < 0:
+        state.orders.under_way.pop(command.request, None)  # the lane's new owner finds the order open
+        return
+    if isinstance(command, CommandOfOperator):
+        command = msgspec.structs.replace(command, request_id=state.identity.request_id(command.request))
+    state.counters.orders_sent += 1
+    state.decision.orders.append(OrderToStore(command.request, lane, command))
 
 
 # -- the owner of the lane --------------------------------------------------------------------------------------------
 
 
 def look(state: BrokerState, now: Now) -> None:
-    """Look for open orders of own lanes, unless a look is under way. Later looks follow."""
-    state.timers.set(now.mono + LOOK_EVERY_MS, LookDue())
+    """Look for open orders of own lanes, unless a look is under way. Later looks follow.
+
+    A broker that knows of no other living one looks less often: its beats tell if it is not alone."""
+    is_alone = state.members is not None and not state.members.live
+    state.timers.set(now.mono + (LOOK_ALONE_MS if is_alone else LOOK_EVERY_MS), LookDue())
     look_now(state)
 
 
@@ -96,7 +107,7 @@ def _carry_out(state: BrokerState, order: FoundOrder, now: Now, handle: Handle) 
 
 def on_committed(state: BrokerState, lane: int, seq: int) -> None:
     if state.orders.under_way:
-        state.orders.commit(lane, seq, state.reads)
+        state.counters.orders_answered += state.orders.commit(lane, seq, state.reads)
     if state.catalogue.own:
         state.catalogue.commit(lane, seq, state.reads)
 

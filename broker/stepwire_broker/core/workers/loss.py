@@ -101,8 +101,7 @@ def check_lease(state: BrokerState, session: WorkerSession, now: Now) -> None:
     ends_at = _lease_ends_at(state, session)
     if now.mono < ends_at:
         watch_lease(state, session)
-    elif not session.confirmed and now.mono < (safe_at_mono := _safe_at(state)):
-        # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
+    elif now.mono < (safe_at_mono := _safe_at(state, session)):
         state.timers.set(min(safe_at_mono, now.mono + CHECK_AGAIN_MS), LeaseEnds(session))
     else:
         state.counters.lease_expiries += 1
@@ -113,9 +112,15 @@ def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
     return session.heard_mono + int(state.settings.bus.lease_ms * limits.LEASE_BROKER_FACTOR) + 1
 
 
-def _safe_at(state: BrokerState) -> int:
-    """From this time on no worker holds a lease from a former owner of any of our lanes."""
-    return max((lane.safe_at_mono for lane in state.lanes.values()), default=0)
+def _safe_at(state: BrokerState, session: WorkerSession) -> int:
+    """From this time on the worker holds no lease from a former owner of a lane for what it holds in this session."""
+    if not state.is_shared:
+        # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
+        # With it, its former leases were ours, and this session has replaced them.
+        lanes = () if session.confirmed else state.lanes.values()
+        return max((lane.safe_at_mono for lane in lanes), default=0)
+    adopted = {step.task.lane for step in session.deliveries.values() if step.batch is None}
+    return max((state.lanes[lane].safe_at_mono for lane in adopted), default=0)
 
 
 def on_loop_was_late(state: BrokerState, event: LoopWasLate, now: Now) -> None:

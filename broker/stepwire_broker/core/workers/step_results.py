@@ -82,7 +82,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 def _misses_a_broker(state: BrokerState, worker: str) -> bool:
     """True if this worker may have no session with the owner of a step, who alone could acknowledge its result."""
     session = state.sessions.get(worker)
-    if session is None or not session.confirmed:
+    if session is None or not session.confirmed or len(state.live_brokers) == 1:
         return False
     return worker in state.attached or not state.live_brokers <= session.brokers
 

@@ -6,9 +6,9 @@ so that the rows which a take reads never delay a beat.
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from stepwire_protocol import host
@@ -24,6 +24,7 @@ from .namesake import BrokerProcess
 from .ownership import Ownership, TakenEnd
 from .pipeline import BEGIN, COMMIT, ROLLBACK, Pipeline, Statement, StatementCall
 from .statements import ColdStatements, reserved_ids
+from .timelines import IN_DOUBT
 
 BEAT_S: Final = 2.0  # for the answer to a beat
 BLOCKER_S: Final = 2.0  # for a transaction that holds a lane to appear as the blocker of another one, and to end
@@ -50,9 +51,15 @@ _decode: Final = msgspec.json.Decoder(_Read).decode
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
+class FormerRun(NamedTuple):
+    """Earlier starts under the id of this broker."""
+
+    lease_ms: int = 0  # the longest lease that workers may hold from them
+    unproven_ms: int = 0  # the rest of the last one's own lease, if it was replaced without a proof of its end
+
+
 class PostgresCluster:
-    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time.
-    `unproven_ms`: the rest of the lease of a namesake that this start has replaced without a proof of its end."""
+    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time."""
 
     def __init__(
         self,
@@ -61,18 +68,20 @@ class PostgresCluster:
         broker: str,
         epoch: int,
         lease_ms: int,
-        unproven_ms: int = 0,
+        former: FormerRun | None = None,
         *,
         trusts_failover: bool = False,
     ) -> None:
         self.lease_ms = lease_ms
         self._connect = connect
         self._broker, self._epoch = broker, epoch
-        self._unproven_ms = unproven_ms
+        self._former = former or FormerRun()
         self._ownership = Ownership(schema, broker, epoch, trusts_failover=trusts_failover)
         self._cold = ColdStatements(schema)
         self._beat = Statement("beat", _BEAT.format(schema=schema))
-        self._read = Statement("read_cluster", _READ.format(schema=schema))
+        self._read = Statement(
+            "read_cluster", _READ.format(schema=schema, in_doubt="false" if trusts_failover else IN_DOUBT)
+        )
         self._leave = Statement("leave", _LEAVE.format(schema=schema))
         self._open_work = Statement("open_work", _OPEN_WORK.format(schema=schema))
         self._leases = Statement("worker_leases", _LEASES.format(schema=schema))
@@ -144,7 +153,8 @@ class PostgresCluster:
         leases = StatementCall(self._leases)
         _, *reserved, work, blocks, worker_leases, _ = pipeline.run([BEGIN, *reserve, *reads, leases, COMMIT])
         counts = counts_by_lane((_int(a), (b or b"").decode(), _int(c), _int(d)) for a, b, c, d in work.rows)
-        lease_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
+        leases_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
+        leases_ms[self._broker] = self._former.lease_ms
 
         def opened(each: TakenEnd, ids: tuple[int, int]) -> TakenLane:
             open_tasks, open_steps = counts.get(each.lane, NO_TASKS)
@@ -155,10 +165,9 @@ class PostgresCluster:
                 ids,
                 open_tasks,
                 open_steps,
-                # A released lane does not name its former owner.
-                lease_ms.get(each.former, 0) if each.former else max(lease_ms.values(), default=0),
+                _lease_ms(each, leases_ms),
                 tuple(_int(number) for number, lane in blocks.rows if _int(lane) == each.lane),
-                self._unproven_ms if each.former == self._broker else 0,
+                self._former.unproven_ms if each.former == self._broker else 0,
             )
 
         ids = [reserved_ids(reply.rows, IDS_AT_START) for reply in reserved]
@@ -212,6 +221,13 @@ def _checked(row: _StoredBroker) -> BrokerRow:
     return BrokerRow(**values)
 
 
+def _lease_ms(taken: TakenEnd, leases_ms: Mapping[str, int]) -> int:
+    """Return the longest lease that workers may hold from a former owner. A released lane does not name that owner."""
+    if taken.epoch == 1:
+        return 0
+    return leases_ms.get(taken.former, 0) if taken.former else max(leases_ms.values(), default=0)
+
+
 def _int(value: bytes | None) -> int:
     return int(value or 0)
 
@@ -236,7 +252,7 @@ SELECT json_build_object(
    coalesce(listeners, '') AS listeners, http, coalesce(version, '') AS version, is_draining, config_digest,
    coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision, host, pid,
    pid_started FROM {schema}.brokers) AS b),
- 'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch) ORDER BY id), '[]')
+ 'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch, {in_doubt}) ORDER BY id), '[]')
    FROM {schema}.lanes),
  'orders', (SELECT coalesce(json_agg(DISTINCT o.lane), '[]') FROM {schema}.orders AS o JOIN {schema}.lanes AS l
    ON l.id = o.lane WHERE o.answer IS NULL AND l.owner = $1::text),

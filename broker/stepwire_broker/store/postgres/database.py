@@ -17,7 +17,7 @@ from stepwire_broker.store.clocks import read_clocks
 from stepwire_broker.store.errors import StoreRefused
 
 from .address import PostgresAddress, read_address
-from .cluster import PostgresCluster, own_process
+from .cluster import FormerRun, PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
 from .listening import check_listening
@@ -112,16 +112,18 @@ def open_database(
         check_tables(connection, schema, settings.lanes)
         unproven_ms = wait_until_silent(connection, schema, broker_id)
         if settings.lost_commits == "stop":
-            _refuse_doubt(connection, schema)
+            _refuse_doubt(connection, schema, broker_id)
         begun_mono = read_clocks().mono
-        epoch = _begin_epoch(connection, schema, broker_id, lease_ms, broker_lease_ms, wall_ms, entropy)
+        epoch, lease_ms_before = _begin_epoch(
+            connection, schema, broker_id, lease_ms, broker_lease_ms, wall_ms, entropy
+        )
         cluster = PostgresCluster(
             pipeline,
             schema,
             broker_id,
             epoch,
             broker_lease_ms,
-            unproven_ms,
+            FormerRun(lease_ms_before, unproven_ms),
             trusts_failover=settings.lost_commits == "stop_if_seen",
         )
         members = Members(broker_id, epoch, VERSION, broker_lease_ms, begun_mono)
@@ -163,10 +165,17 @@ def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) ->
         return check_server(pipeline, schema, user, allow_unsafe=settings.allow_unsafe)
 
 
-def _refuse_doubt(connection: PostgresConnection, schema: str) -> None:
-    """No owner of these lanes is alive, so no process knows how far they were written."""
+def _refuse_doubt(connection: PostgresConnection, schema: str, broker_id: str) -> None:
+    """Refuse if no process knows how far the lanes were written. A lane of another broker may have a living owner; if
+    it has none, the lane stays without an owner, and `/readyz` names it."""
     lanes = lanes_in_doubt(connection, schema)
-    if lanes:
+    (others,) = _one(
+        connection,
+        f"SELECT count(*) FROM {schema}.lanes "  # noqa: S608
+        "WHERE NOT (id = ANY (%(doubted)s::int[])) OR (owner IS NOT NULL AND owner <> %(broker)s)",
+        {"doubted": lanes, "broker": broker_id},
+    )
+    if lanes and not others:
         numbers = ", ".join(map(str, lanes))
         raise StoreRefused(
             f"the server has another timeline than the lanes {numbers} of the schema {schema}: it was promoted, "
@@ -184,14 +193,19 @@ def _begin_epoch(
     broker_lease_ms: int,
     wall_ms: int,
     entropy: int,
-) -> int:
-    """Store this start of the broker, and return its epoch."""
+) -> tuple[int, int]:
+    """Store this start of the broker. Returns its epoch, and the lease that workers may hold from earlier starts."""
     with connection.transaction():
         _use(connection, schema)
         connection.execute(
             "INSERT INTO meta (name, value) VALUES ('deployment', %s), ('created_ms', %s) "
             "ON CONFLICT (name) DO NOTHING",
             (f"{entropy:032x}", str(wall_ms)),
+        )
+        (lease_ms_before,) = _one(
+            connection,
+            "SELECT coalesce(max(worker_lease_ms), 0) FROM brokers WHERE id = %(id)s",
+            {"id": broker_id},
         )
         (epoch,) = _one(
             connection,
@@ -205,7 +219,7 @@ def _begin_epoch(
             {"id": broker_id, "lease": broker_lease_ms, "worker_lease": lease_ms, "version": VERSION}
             | own_process()._asdict(),
         )
-    return int(epoch)
+    return int(epoch), int(lease_ms_before)
 
 
 def _take(cluster: PostgresCluster, members: Members) -> list[TakenLane]:

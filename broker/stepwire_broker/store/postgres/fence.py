@@ -43,6 +43,7 @@ class Fence:
         settings = _SETTINGS.format(lock_ms=lock_ms, idle_ms=IDLE_MS)
         self.statement = Statement("fence", _FENCE.format(schema=schema, kept=COMMITS_KEPT, settings=settings))
         self._lock = Statement("lock_lane", _LOCK.format(schema=schema, settings=settings))
+        self._hold = Statement("hold_lane", _HOLD.format(schema=schema, settings=settings))
         self._end = Statement("lane_end", _END.format(schema=schema))
 
     def call(self, position: Position) -> StatementCall:
@@ -51,6 +52,11 @@ class Fence:
     def lock(self, lane: int, epoch: int) -> StatementCall:
         """Lock the lane for a transaction without a sequence. No row: the lane belongs to another epoch."""
         return StatementCall(self._lock, (lane, epoch))
+
+    def hold(self, lane: int, epoch: int) -> StatementCall:
+        """Lock the lane as `lock` does, and raise an error if it belongs to another epoch, so that a COMMIT in the same
+        trip cannot commit."""
+        return StatementCall(self._hold, (lane, epoch))
 
     def judge(self, pipeline: Pipeline, position: Position, failure: StatementFailed) -> Verdict | None:
         """Read why the fence refused. None: another statement failed. The caller has rolled back."""
@@ -109,6 +115,12 @@ _LOCK: Final = """\
 WITH {settings}
 SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint
  FOR NO KEY UPDATE OF lanes"""
+
+_HOLD: Final = """\
+WITH {settings},
+ mine AS (SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int AND epoch = $2::bigint
+  FOR NO KEY UPDATE OF lanes)
+SELECT 1 / count(*) FROM mine"""
 
 _END: Final = """\
 SELECT l.epoch, (SELECT coalesce(max(seq), 0) FROM {schema}.commits WHERE lane = l.id),

@@ -2,16 +2,25 @@
 owner of a lane removes its rows.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.core.model.states import STEP_FINAL, TaskState
 from stepwire_broker.store.ports import LANE
-from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, ParkedInput
+from stepwire_broker.store.retention import (
+    BYTES_MAX,
+    TASKS_MAX,
+    EndedStep,
+    EndedTask,
+    OldAudit,
+    ParkedInput,
+    Removed,
+)
 
-from .pipeline import Statement
+from .failures import NotYet, StatementFailed
+from .pipeline import Statement, StatementCall, StatementReply
 from .reading import PARTLY_REMOVED
 from .writer import PostgresWriter
 
@@ -28,9 +37,35 @@ class PostgresPruning:
         self._lane = lane
         self._partly_removed = f"{PARTLY_REMOVED} {lane}"
         self._is_first = lane == LANE
-        self._statements = {
-            name: Statement(f"prune_{name}", text.format(s=schema, ids=_IDS)) for name, text in _TEXTS.items()
-        }
+        self._statements = statements_of(schema)
+
+    def remove_whole(self, before_ms: Mapping[TaskState, int], without: Collection[int], steps: int) -> Removed:
+        """A slice is 10 trips or more: within the time of a piece, a network would leave room for few."""
+        statement, final = self._statements["remove_whole"], _encode(sorted(STEP_FINAL))
+        calls = [
+            StatementCall(
+                statement,
+                (self._lane, str(state), before, _json(without), min(steps, TASKS_MAX), steps, final, BYTES_MAX),
+            )
+            for state, before in before_ms.items()
+        ]
+        counts = [tuple(int(value or 0) for value in reply.rows[0]) for reply in self._run(calls)]
+        return Removed(*map(sum, zip(*counts, strict=True)))
+
+    def _run(self, calls: Sequence[StatementCall]) -> list[StatementReply]:
+        """Run statements in a transaction without a sequence, in one trip. Raises NotYet, and commits nothing, if the
+        lane belongs to another epoch."""
+        writer = self._writer
+        try:
+            writer.begin()
+            writer.trips.calls += [writer.hold, *calls]
+            writer.commit()
+        except BaseException as error:
+            writer.abandon()
+            if isinstance(error, StatementFailed) and error.name == writer.hold.statement.name:
+                raise NotYet("the lane belongs to another broker") from error
+            raise
+        return writer.replies[-1 - len(calls) : -1]
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
@@ -132,11 +167,42 @@ class PostgresPruning:
         return self._writer.trips.change(self._statements[name], *values)
 
 
+def statements_of(schema: str) -> dict[str, Statement]:
+    """The statements of one schema, by name."""
+    return {name: Statement(f"prune_{name}", text.format(s=schema, ids=_IDS)) for name, text in _TEXTS.items()}
+
+
 def _json(values: Collection[int]) -> bytes:
     return _encode(sorted(values))
 
 
+# Tasks are chosen until their steps or their payloads are too many. Every statement sees the rows as they were, so the
+# rows of a task are found by the task's row that another part removes.
+_REMOVE_WHOLE: Final = """\
+WITH ended AS MATERIALIZED (SELECT id, context_bytes, finished_ms FROM {s}.tasks WHERE lane = $1::int
+  AND state = $2::text AND finished_ms IS NOT NULL AND finished_ms < $3::bigint
+  AND id NOT IN (SELECT value::bigint FROM json_array_elements_text($4::json)) ORDER BY finished_ms LIMIT $5::int),
+ sized AS MATERIALIZED (SELECT id, context_bytes, finished_ms, sum(1 + coalesce(
+   (SELECT max(position) FROM {s}.steps WHERE task_id = ended.id), 0)) OVER (ORDER BY finished_ms, id) AS steps
+  FROM ended),
+ looked AS MATERIALIZED (SELECT id, is_over, sum(context_bytes + bytes) OVER (ORDER BY finished_ms, id) AS bytes
+  FROM sized CROSS JOIN LATERAL (SELECT coalesce(sum(output_bytes), 0) AS bytes, coalesce(bool_and(state IN
+    (SELECT value FROM json_array_elements_text($7::json))), true) AS is_over
+   FROM {s}.steps WHERE task_id = sized.id) AS of_steps WHERE steps <= $6::int),
+ gone AS (DELETE FROM {s}.tasks USING looked WHERE tasks.id = looked.id AND is_over AND bytes <= $8::bigint
+  RETURNING tasks.id, namespace, key),
+ gone_steps AS (DELETE FROM {s}.steps USING gone WHERE task_id = gone.id RETURNING steps.id),
+ gone_stderr AS (DELETE FROM {s}.step_stderr USING gone_steps WHERE step_stderr.id = gone_steps.id),
+ gone_attention AS (DELETE FROM {s}.attention
+  USING (SELECT id FROM gone_steps UNION ALL SELECT id FROM gone) AS noticed WHERE attention.id = noticed.id),
+ gone_history AS (DELETE FROM {s}.history USING gone WHERE task_id = gone.id RETURNING 1),
+ gone_keys AS (DELETE FROM {s}.keys USING gone
+  WHERE (keys.namespace, keys.key, task_id) = (gone.namespace, gone.key, gone.id) RETURNING 1)
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM gone_steps), (SELECT count(*) FROM gone_history),
+ (SELECT count(*) FROM gone_keys)"""
+
 _TEXTS: Final = {
+    "remove_whole": _REMOVE_WHOLE,
     "oldest_ended": (
         "SELECT min(finished_ms) FROM {s}.tasks WHERE lane = $1::int AND state = $2::text AND finished_ms IS NOT NULL"
     ),

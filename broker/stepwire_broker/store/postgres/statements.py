@@ -1,4 +1,4 @@
-"""The statements of a group and of a page of tasks to load.
+"""The statements of a group.
 
 A statement of a group writes all rows of one list, from one parameter: JSON, whose payloads are texts. Encoding a JSON
 text costs the client a tenth of an array per column, and the server reads it once. The statement that changes tasks
@@ -162,16 +162,9 @@ class HotStatements:
         )
         self.tasks_changed = _counted(_update("tasks_changed", schema, "tasks", TASKS_CHANGED), "tasks")
 
-        # A page of tasks to load: lane, position of the last one that was read (rank_ms, id), and their largest number.
-        self.load_left = Statement("load_left", _LEFT.format(schema=schema))
-        # Lane, now, and their largest number.
-        self.load_due = Statement("load_due", _DUE.format(schema=schema))
-        # Lane, a JSON list of the offered handler classes, and the largest number of each.
-        self.load_wanting = Statement("load_wanting", _WANTING.format(schema=schema))
-
     def of_groups(self) -> dict[str, Statement]:
         """The statements that a group may contain, by name."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("load_")}
+        return dict(vars(self))
 
 
 class ColdStatements:
@@ -340,17 +333,3 @@ def missing(table: str) -> str:
 def _rows(columns: Mapping[str, str]) -> str:
     typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
     return f"json_to_recordset($1::json) AS v ({typed})"
-
-
-_LEFT: Final = """\
-SELECT * FROM {schema}.tasks WHERE lane = $1::int AND finished_ms IS NULL AND NOT stored
- AND (rank_ms, id) > ($2::bigint, $3::bigint) ORDER BY rank_ms, id LIMIT $4::int"""
-
-_DUE: Final = """\
-SELECT * FROM {schema}.tasks WHERE lane = $1::int AND finished_ms IS NULL AND stored AND wake_ms IS NOT NULL
- AND wake_ms <= $2::bigint ORDER BY wake_ms LIMIT $3::int"""
-
-_WANTING: Final = """\
-SELECT t.* FROM json_array_elements_text($2::json) AS offered (wants) CROSS JOIN LATERAL (
- SELECT * FROM {schema}.tasks AS t WHERE t.lane = $1::int AND t.wants = offered.wants AND t.finished_ms IS NULL
-  AND t.stored AND t.wants IS NOT NULL ORDER BY t.rank_ms, t.id LIMIT $3::int) AS t"""

@@ -21,6 +21,9 @@ TIMELINE: Final = """\
 SELECT system_identifier || '/' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
 FROM pg_control_system()"""
 
+# Selects true for a lane that may lack commits.
+IN_DOUBT: Final = f"coalesce(lanes.timeline <> ({TIMELINE}), false)"
+
 _TIMELINE: Final = StatementCall(Statement("timeline", TIMELINE))
 
 
@@ -69,6 +72,6 @@ def _read(pipeline: Pipeline) -> str:
 def lanes_in_doubt(connection: PostgresConnection, schema: str) -> list[int]:
     """Return the lanes that may lack commits."""
     rows = connection.execute(
-        f"SELECT id FROM {schema}.lanes WHERE timeline <> ({TIMELINE}) ORDER BY id".encode()  # noqa: S608
+        f"SELECT id FROM {schema}.lanes WHERE {IN_DOUBT} ORDER BY id".encode()  # noqa: S608
     ).fetchall()
     return [int(lane) for (lane,) in rows]

@@ -23,7 +23,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.store.audit_chain import START, AuditHead, linked, storable
 from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
-from stepwire_broker.store.lane import CommitsLost, NotAdvanced, Rows, StoredDigest, Trouble
+from stepwire_broker.store.lane import CommitsLost, NotAdvanced, Rows, StoredDigest
 
 from .failures import CommitUnconfirmed, NotYet, StatementFailed
 from .fence import Fence, Position, raised
@@ -54,6 +54,8 @@ class PostgresWriter:
         self.trips = Trips(self._timeline.connect)
         self.rows = GroupRows(self.trips, schema, lane)
         self._place = Position(lane, epoch, 0)
+        self.hold = self._fence.hold(lane, epoch)  # for a transaction without a sequence, in one trip
+        self.replies: list[StatementReply] = []  # of the last trip that was committed
         self._is_unconfirmed = False  # the last COMMIT was not confirmed by the synchronous standby
 
     # -- the transaction ----------------------------------------------------------------------------------------------
@@ -61,12 +63,15 @@ class PostgresWriter:
     def begin(self) -> None:
         self.trips.calls = []
         if self._is_unconfirmed:
-            self._confirm()
+            # Commit an empty transaction that writes to the log. Its confirmation includes every commit before it. The
+            # outcome of the last group is not reported until then, because the standby may not have the group.
+            self.trips.run([BEGIN, self._fence.lock(self._lane, self._epoch), COMMIT])
+            self._is_unconfirmed = False
         self.trips.calls.append(BEGIN)
 
     def commit(self) -> None:
         try:
-            self._send(COMMIT)
+            self.replies = self._send(COMMIT)
         except CommitUnconfirmed:
             self._is_unconfirmed = True
             raise
@@ -115,12 +120,6 @@ class PostgresWriter:
         self.rows.undone()
         if was_sent:
             self._send(UNDO, RELEASE)
-
-    def _confirm(self) -> None:
-        """Commit an empty transaction that writes to the log. Its confirmation includes every commit before it. Until
-        then the outcome of the last group is not reported, because the standby may not have the group."""
-        self.trips.run([BEGIN, self._fence.lock(self._lane, self._epoch), COMMIT])
-        self._is_unconfirmed = False
 
     def _send(self, *more: StatementCall) -> list[StatementReply]:
         """Send what was collected. The refusal of the fence comes with the first trip."""
@@ -204,8 +203,7 @@ class PostgresWriter:
 
     # -- trouble ------------------------------------------------------------------------------------------------------
 
-    def trouble(self, error: Exception) -> Trouble:
-        return trouble_of(error)
+    trouble = staticmethod(trouble_of)
 
     def rest(self, group: CommitGroup) -> None:
         """The server does its housekeeping by itself."""

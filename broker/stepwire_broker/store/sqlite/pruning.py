@@ -1,16 +1,16 @@
 """Retention's statements in SQLite's SQL, and an operator's commands on a database that no broker has open."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from stepwire_broker.core.definitions.settings import RetentionSettings
-from stepwire_broker.core.model.states import STEP_FINAL
+from stepwire_broker.core.model.states import STEP_FINAL, TaskState
 from stepwire_broker.store.errors import StoreRefused
-from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, ParkedInput, Pruned, Retention
+from stepwire_broker.store.retention import EndedStep, EndedTask, OldAudit, ParkedInput, Pruned, Removed, Retention
 
 from . import opening
 from .migrate import HEAD, revision
@@ -29,6 +29,10 @@ class SqlitePruning:
         self._read = Reading(writer.connection)
 
     # -- the transaction ----------------------------------------------------------------------------------------------
+
+    def remove_whole(self, before_ms: Mapping[TaskState, int], without: Collection[int], steps: int) -> Removed:
+        """Remove nothing: a statement costs no trip here, so slices are as fast."""
+        return Removed()
 
     def begin(self) -> None:
         self._writer.begin()

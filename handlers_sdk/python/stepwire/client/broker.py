@@ -28,6 +28,18 @@ class BrokerCalls(Calls):
         document: dict[str, Any] = msgspec.json.decode(answer.body)
         return document
 
+    def brokers(self) -> dict[str, Any]:
+        """The brokers of the deployment: `{"broker", "epoch", "controls_revision", "brokers"}`."""
+        return self._transport.get("/v1/brokers")
+
+    def lanes(self) -> dict[str, Any]:
+        """The lanes with their owners: `{"broker", "epoch", "lanes"}`."""
+        return self._transport.get("/v1/lanes")
+
+    def move_lane(self, lane: int, to: str) -> dict[str, Any]:
+        """Have the owner of a lane give it to another broker. `lanes` shows when that broker owns it."""
+        return self._transport.post(f"/v1/lanes/{lane}/move", {"to": to}, is_safe=True)
+
     def finish_erasures(self) -> dict[str, Any]:
         """Search the database file for words of the payloads that were erased, and rewrite the file if any is left.
 
