@@ -212,6 +212,12 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
         _warning("read_failed", "error", "The ends of the audit's chains could not be read."),
     ),
     "stepwire.store": (
+        _warning(
+            "database_timeline_changed",
+            "lane before now",
+            "The lane's writer is connected to a server that was promoted or restored. The lane goes on if it is "
+            "complete there.",
+        ),
         _info(
             "pruned",
             "tasks steps history keys parked audit took_ms",

@@ -266,3 +266,21 @@ def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lane
     outbox.committed(1, 11)
     assert released() == ["one", "both", "unnamed"]
     assert len(outbox) == 0
+
+
+def test_steps_wait_for_the_row_of_the_offer_that_they_depend_on_in_another_lane() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.auto = False
+    world.submit()
+    world.submit()
+    world.settle()
+    (of_lowest,) = [task.id for task in world.rows.tables.tasks.values() if task.lane == 1]
+    world.ask(CancelTask, task_id=of_lowest)
+    world.settle()
+    world.hello(handlers=["h"])  # its offer is a row in the lowest lane
+    assert world.writings.keys() == {1, 2}
+    world.commit(2)
+    assert world.batches() == []
+    world.commit(1)
+    assert world.batches() != []

@@ -18,6 +18,7 @@ class Site:
     def __init__(self, lanes: int = 8, **owners: int) -> None:
         self.members = Members("b1", 1, "1.2", LEASE_MS, begun_mono=0)
         self.mono = 0
+        self.offset_ms = 0
         self.rows = {"b1": BrokerRow(id="b1", epoch=1, beat=0, lease_ms=LEASE_MS, version="1.2")}
         self.silent: set[str] = set()
         self.lanes = [LaneOwner(n + 1) for n in range(lanes)]
@@ -59,6 +60,7 @@ class Site:
             received_mono=self.mono + took_ms,
             brokers=tuple(self.rows.values()),
             lanes=tuple(self.lanes),
+            offset_ms=self.offset_ms,
         )
         self.mono += took_ms
         return self.members.beaten(beaten, OwnLanes(self.own, self.leaving, self.is_draining, self.workers))
@@ -299,6 +301,16 @@ def test_a_broker_whose_row_is_not_its_own_must_end(row: BrokerRow | None, text:
     verdict = site.beat()
     assert text in (verdict.replaced or "")
     assert site.members.is_dark(site.mono + LEASE_MS)
+
+
+def test_the_clock_follows_the_databases_only_when_the_median_of_five_beats_is_a_second_away() -> None:
+    site = Site()
+    followed = []
+    for offset_ms in (900, -40, 5_000, 5_010, 4_990, 5_500, 5_900, 0, 10, 20):
+        site.offset_ms = offset_ms
+        site.beat()
+        followed.append(site.members.offset_ms)
+    assert followed == [0, 0, 0, 5_000, 5_000, 5_000, 5_000, 5_000, 5_000, 20]
 
 
 # -- balance ----------------------------------------------------------------------------------------------------------

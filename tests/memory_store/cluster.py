@@ -26,7 +26,7 @@ from .tables import Tables
 
 
 class BeatRows(NamedTuple):
-    """What the server answers to a beat."""
+    """The answer of the server to a beat."""
 
     brokers: tuple[BrokerRow, ...]
     lanes: tuple[LaneOwner, ...]
@@ -151,6 +151,8 @@ class MemoryCluster:
         if row.epoch != epoch:
             return False
         next_owner = None if to is None else self._tables.brokers.get(to)
+        if next_owner is not None and next_owner.is_draining:
+            next_owner = None
         owner = (None, None) if next_owner is None else (next_owner.id, next_owner.epoch)
         self._tables.lanes[lane] = memory.LaneOwner(*owner, epoch + 1)
         if to is not None and next_owner is not None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.commit.decision import OrderToStore, WaitElsewhere
+from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.model.commit_group import LaneLost
+from stepwire_broker.core.model.events import LanesTaken
 
 from tests.memory_store.database import taken_lane
 
@@ -61,11 +63,15 @@ class LaneChanges:
             broker.post("event", LaneLost(lane))
             self.world.schedule.after(AGAIN_MS, self._give_back, lane)
         else:
-            tables.take(lane, broker.id, broker.epoch)
+            tables.take(lane, broker.id, broker.state.identity.epoch)
             self.world.count("lane", "taken again")
             self.world.trace("lane_taken_again", lane)
-            taken = (taken_lane(tables, lane, broker.settings.bus.lease_ms),)
-            broker.post("called", broker.open_lanes, (taken,))
+            broker.post("called", self._open, (broker, taken_lane(tables, lane, broker.settings.bus.lease_ms)))
+
+    def _open(self, broker: "BrokerNode", taken: TakenLane) -> None:
+        """In the process of the broker."""
+        broker.open_lane(taken)
+        broker.hear(LanesTaken((taken,)))
 
     def through_others(self, broker: "BrokerNode") -> dict[str, Callable[[Any], None]]:
         """The other broker answers nothing."""

@@ -18,6 +18,7 @@ from . import (
     erasure_bugs,
     key_bugs,
     lane_bugs,
+    order_bugs,
     quota_bugs,
     real_bugs,
     worker_bugs,
@@ -35,6 +36,7 @@ BUGS: Final = (
     *key_bugs.BUGS,
     *cluster_bugs.BUGS,
     *lane_bugs.BUGS,
+    *order_bugs.BUGS,
 )
 NOTED: Final = Path(__file__).parents[1] / "planted.json"  # by bug: the seed that found it when it was last noted
 

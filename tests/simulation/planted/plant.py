@@ -51,7 +51,7 @@ class Bug(NamedTuple):
     plant: Callable[[Plant], None]
     was_real: bool = False
     always: frozenset[str] = frozenset()  # kinds of faults that a seed needs to find it
-    brokers: int = 1  # in the seeds that are searched
+    brokers: int = 1  # of every seed
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from stepwire_broker.store.retention import STEPS_MIN
 from tests.postgres.server import PostgresServer
 from tests.store.conformance.test_retention import DAY_MS, end, retaining
 from tests.store.running import PostgresPlace, Running
-from tests.store.stored_rows import NOW, completed, fact, step_new, submission, task_changed
+from tests.store.stored_rows import NOW, completed, fact, step_changed, step_new, submission, task_changed
 
 _NUMBERS = itertools.count(1)
 
@@ -74,6 +74,20 @@ def test_a_task_too_large_for_a_trip_is_removed_in_slices(place: PostgresPlace) 
                 pass
         assert (pruned.tasks, pruned.steps) == (4, 306)
         assert run.task_ids() == []
+
+
+def test_a_task_with_a_held_step_is_left_out_of_a_trip(place: PostgresPlace) -> None:
+    with Running(place) as run:
+        run.workflow()
+        ended(run, 1)
+        with retaining(run) as retention:
+            assert retention.work() is None
+            ended(run, 3, first=100)
+            run.write(steps_changed=[step_changed(112, "held")])
+            assert retention.work() is None
+            assert retention.so_far.tasks == 3
+        assert run.task_ids() == [110]
+        assert [step.id for step in run.stored_steps(110)] == [111, 112]
 
 
 def test_a_broker_that_has_lost_the_lane_removes_nothing(server: PostgresServer, place: PostgresPlace) -> None:

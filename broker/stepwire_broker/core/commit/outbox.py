@@ -104,6 +104,7 @@ class LaneState(Struct):
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []
     controls: list[ControlChanged] = []
+    controls_seq: int = 0  # the last group with controls
     parked: list[Parked] = []
     audit: list[AuditNew] = []
     orders_answered: list[OrderAnswer] = []
@@ -232,7 +233,13 @@ class Outbox:
     def send(self, send: Send) -> None:
         lane = self._only
         if lane is None:
-            numbers = _lanes_of(send) or self.lanes
+            numbers = _lanes_of(send) or self.lanes.keys()
+            if isinstance(send, SendBatch):
+                # The steps may depend on an offer: no other broker and no later start may take its handler for one of
+                # level 0.
+                numbers = numbers | {
+                    number for number, lane in self.lanes.items() if lane.controls_seq > lane.committed
+                }
             if len(numbers) != 1:
                 lanes = map(self.lanes.__getitem__, numbers)
                 self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))

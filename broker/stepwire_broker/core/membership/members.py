@@ -19,6 +19,7 @@ BEATS_A_LEASE: Final = 5
 DARK_PERCENT: Final = 94  # of the lease: two clocks may differ by 3 % each
 BEHIND_BEATS: Final = 2  # for which another broker has fewer lanes than its aim, before one is released for it
 OFFSETS: Final = 5  # of the last beats: a single one may have waited on its way
+OFFSET_STEP_MS: Final = 1_000
 STUCK_BEATS: Final = 3  # at which a lane of a dead broker could not be taken, because a transaction holds it
 FREE_BEATS: Final = 2  # after which a lane that its taker leaves may be taken by another broker
 
@@ -81,6 +82,7 @@ class Members:
         self._is_taking = False  # a take was decided and its outcome is not known
         self._workers = Workers(begun_mono)
         self._offsets: deque[int] = deque(maxlen=OFFSETS)
+        self.offset_ms = 0  # the clock of the database minus the clock of this host, where they differ
         self.dark_mono = begun_mono + self._silence_ms
         self.rows: tuple[BrokerRow, ...] = ()  # of all brokers, as of the last beat
         self.lanes: tuple[LaneOwner, ...] = ()
@@ -95,11 +97,6 @@ class Members:
     def is_dark(self, mono: int) -> bool:
         """Whether this broker's lease may be over at this time of its own clock. It must then send nothing."""
         return mono >= self.dark_mono
-
-    @property
-    def offset_ms(self) -> int:
-        """Return the clock of the database minus the clock of this host. Deadlines of all brokers are of that clock."""
-        return sorted(self._offsets)[len(self._offsets) // 2] if self._offsets else 0
 
     def beat_age_ms(self, mono: int) -> int:
         """Return the time since the last successful beat was sent."""
@@ -131,7 +128,7 @@ class Members:
             conclusion.dark_ms = beaten.received_mono - self.dark_mono
         self.dark_mono = max(self.dark_mono, beaten.sent_mono + self._silence_ms)
         self.rows, self.lanes = beaten.brokers, beaten.lanes
-        self._offsets.append(beaten.offset_ms)
+        self._note_offset(beaten.offset_ms)
         self._watch.look(beaten)
         self._note_living(beaten, conclusion)
         if own.workers:
@@ -142,6 +139,14 @@ class Members:
         self._take(beaten, own, served, share, conclusion)
         self._release(own, served, share, conclusion)
         return conclusion
+
+    def _note_offset(self, offset_ms: int) -> None:
+        """Follow the database's clock in steps. A smaller difference is the delay of a trip: a wall clock that moved
+        with it would end back-offs too early."""
+        self._offsets.append(offset_ms)
+        median_ms = sorted(self._offsets)[len(self._offsets) // 2]
+        if abs(median_ms - self.offset_ms) >= OFFSET_STEP_MS:
+            self.offset_ms = median_ms
 
     # -- who counts ---------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from .writer import PostgresWriter
 
 LOOK_EVERY_S: Final = 0.1
 LOCK_MS: Final = 15_000  # for transactions of former owners that the server has not ended yet
-APPLICATION: Final = "stepwire accept-loss"
+APPLICATION: Final = "stepwire: accept-loss"
 
 
 class AcceptedLoss(Struct, frozen=True):
