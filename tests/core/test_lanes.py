@@ -294,6 +294,16 @@ def test_a_run_of_a_taken_lane_outlives_the_session_that_adopted_it_until_the_la
     world.check()
 
 
+def test_a_lane_that_is_taken_does_not_prolong_the_lease_of_a_session_without_its_deliveries() -> None:
+    world = World(lanes=2, own=[LOST, KEPT])
+    world.hello()  # the worker never confirms that it received the welcome
+    world.lose(LOST)
+    world.pass_time(DIES_MS - 1_000)
+    world.take(LOST, lease_ms=30_000)
+    world.pass_time(2_000)
+    assert not world.state.sessions
+
+
 def test_a_step_that_ended_before_its_lane_was_lost_is_not_superseded_when_the_lane_is_back() -> None:
     world, lost, _kept, batches = handed_out(ONE, W)
     world.result(batches[lost])

@@ -210,7 +210,7 @@ class BrokerNode:
         return shared
 
     def _through_others(self) -> dict[str, Callable[[Any], None]]:
-        """What the turn has other brokers do."""
+        """Return the functions of the turn that concern other brokers."""
         if self.world.server is None:
             return self.world.lane_changes.through_others(self)
         self.elsewhere = elsewhere = Elsewhere(self)
@@ -586,7 +586,7 @@ class BrokerNode:
         self._later(0.1 + 0.5 * self.chance.random(), "outcome", outcome)
 
     def _on_called(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """A statement beside the groups was answered, or has failed."""
+        """A statement that belongs to no group was answered, or has failed."""
         then(*args)
 
     def open_lane(self, taken: TakenLane) -> None:

@@ -1,4 +1,4 @@
-"""What a broker has other brokers do: the shipped elsewhere.py and results_elsewhere.py without threads.
+"""Requests that other brokers carry out: the shipped elsewhere.py and results_elsewhere.py without threads.
 
 An order is stored by one statement, and its answer is looked for at growing intervals. Both statements may fail, or be
 performed without the client's knowledge.
@@ -23,7 +23,7 @@ READ_MS: Final = 5_000.0
 
 
 class Elsewhere:
-    """Of one life of a broker's process."""
+    """One life of a broker's process."""
 
     def __init__(self, node: "BrokerNode") -> None:
         assert node.world.server is not None

@@ -27,7 +27,7 @@ VERSION: Final = "1.0"
 
 
 class Membership:
-    """Of one life of a broker's process."""
+    """One life of a broker's process."""
 
     def __init__(self, node: "BrokerNode", epoch: int) -> None:
         assert node.world.server is not None

@@ -2,9 +2,7 @@
 
 from typing import Any, Final
 
-from stepwire_broker.core.lanes import darkness, losing, releasing
-from stepwire_broker.core.loading import residency
-from stepwire_broker.core.state import BrokerState
+from stepwire_broker.core.lanes import darkness
 from stepwire_protocol import messages as wire
 
 from tests.memory_store.writer import MemoryWriter
@@ -29,33 +27,6 @@ def _never_dark(plant: Plant) -> None:
     plant.function(darkness.is_dark, lambda _, state, now: False)
 
 
-def _safe_too_soon(plant: Plant) -> None:
-    """What a taken lane had in flight is taken back before the lease of its former owner is over."""
-
-    def open_lane(original: Any, self: Any, taken: Any, now: Any) -> Any:
-        own = original(self, taken, now)
-        own.safe_at_mono = now.mono + 50
-        self.await_safety(own.safe_at_mono)
-        return own
-
-    plant.method(BrokerState, "open_lane", open_lane)
-
-
-def _foreign_tasks_loaded(plant: Plant) -> None:
-    plant.function(residency.of_own_lanes, lambda _, state, loaded: loaded)
-
-
-def _released_with_everything_in_flight(plant: Plant) -> None:
-    plant.function(releasing._can_be_asked, lambda _, state, session, step: True)
-
-
-def _released_with_a_worker_of_one_broker(plant: Plant) -> None:
-    def can_be_asked(_: Any, state: Any, session: Any, step: Any) -> bool:
-        return not session.expired and bool(step.seen == "running")
-
-    plant.function(releasing._can_be_asked, can_be_asked)
-
-
 def _order_carried_out_again(plant: Plant) -> None:
     """The owner does not write the answer of an order in the transaction of its effect."""
 
@@ -65,19 +36,9 @@ def _order_carried_out_again(plant: Plant) -> None:
     plant.method(MemoryWriter, "answer_orders", write)
 
 
-def _kept_in_memory(plant: Plant) -> None:
-    """The tasks of a lost lane stay in memory."""
-    plant.function(losing._forget_tasks, lambda _, state, tasks: [])
-
-
 BUGS: Final = (
     Bug("cluster: the fence compares no epoch", _fence_without_epoch, brokers=2),
     Bug("cluster: a dark broker acks heartbeats", _heartbeats_acked_in_the_dark, brokers=2),
     Bug("cluster: no broker is ever dark", _never_dark, brokers=2),
-    Bug("cluster: what a taken lane had in flight is taken back at once", _safe_too_soon, brokers=2),
-    Bug("cluster: tasks of other lanes are loaded", _foreign_tasks_loaded, brokers=2),
-    Bug("cluster: a lane is released with steps that did not start", _released_with_everything_in_flight, brokers=2),
-    Bug("cluster: a lane is released with a worker of one broker", _released_with_a_worker_of_one_broker, brokers=2),
     Bug("cluster: the answer of an order is not written with its effect", _order_carried_out_again, brokers=2),
-    Bug("cluster: tasks of a lost lane stay in memory", _kept_in_memory, brokers=2),
 )

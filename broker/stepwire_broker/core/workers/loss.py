@@ -114,11 +114,11 @@ def _lease_ends_at(state: BrokerState, session: WorkerSession) -> int:
 
 def _safe_at(state: BrokerState, session: WorkerSession) -> int:
     """From this time on the worker holds no lease from a former owner of a lane for what it holds in this session."""
-    if not session.confirmed:
-        # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
-        return max((lane.safe_at_mono for lane in state.lanes.values()), default=0)
     if not state.is_shared:
-        return 0  # its former leases were ours, and this session has replaced them
+        # Without our welcome the worker keeps to the lease that it had before our start, which can be a longer one.
+        # With it, its former leases were ours, and this session has replaced them.
+        lanes = () if session.confirmed else state.lanes.values()
+        return max((lane.safe_at_mono for lane in lanes), default=0)
     adopted = {step.task.lane for step in session.deliveries.values() if step.batch is None}
     return max((state.lanes[lane].safe_at_mono for lane in adopted), default=0)
 
