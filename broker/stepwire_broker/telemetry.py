@@ -350,6 +350,7 @@ WORKER_EVENTS: Final[tuple[LogEvent, ...]] = (
     ),
     _error("message_unreadable", "code why", "A message of a broker could not be read."),
     _error("message_refused", "broker refused code message", "A broker refused a message of this worker."),
+    _info("link_moved", "link broker", "A silent broker is listed at a new address, to which the worker connects."),
     _debug("link_rebuilt", "link broker", "The sockets of an endpoint without answers were rebuilt."),
     _info("server_key_changed", "link broker", "A broker has a new CURVE key, and the worker connects with it."),
     _info("link_removed", "link broker", "A broker that is in no list was disconnected."),
