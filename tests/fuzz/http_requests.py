@@ -19,6 +19,7 @@ BODIES: Final[dict[tuple[str, str], Any]] = {
     ("POST", "/v1/tasks/{task_id}/cancel"): {"reason": "not wanted"},
     ("POST", "/v1/tasks/{task_id}/retry"): {"reason": "again", "from_step": "reserve"},
     ("POST", "/v1/steps/{step_id}/resolve"): {"outcome": "completed", "output": {"seats": 2}, "reason": "seen"},
+    ("POST", "/v1/lanes/{lane}/move"): {"to": "b2", "reason": "balance"},
     ("POST", "/v1/workflows"): {
         "name": "fuzzed",
         "version": "1",
@@ -46,6 +47,7 @@ PARAMETERS: Final = {
     "worker": (WORKER, "fuzz"),
     "executor": ("bus", "local"),
     "handler_class": ("fuzz.a", "fuzz.b"),
+    "lane": ("1", "2", "99"),
 }
 QUERY: Final = (
     "2026-11-20T00:00:00Z", "running", "ready", "order", "default", "region=eu", "0", "1", "50", "1000000",

@@ -287,8 +287,7 @@ class BrokerNode:
                 self._enter(kind, args)
         if gap_ms > LATE_MS and self.is_alive:
             self._enter("event", (LoopWasLate(gap_ms),))
-        # The pulse puts its ticks off while messages wait.
-        for kind, args in sorted(backlog, key=lambda each: each[0] in ("tick", "wake")):
+        for kind, args in backlog:
             if not (kind in _BUS and bus_first):
                 self._enter(kind, args)
 

@@ -16,6 +16,8 @@ from stepwire_broker.core.why import CODES
 from .harness import Program, Site, eventually, workflow
 
 CORE_ONLY = {
+    "lane_moving": "a lane waits for its running steps for seconds, and only where several brokers share a database",
+    "worker_elsewhere": "a worker needs one of several brokers to be out of its reach",
     "payload_fetched": "a read of the database takes milliseconds, and nothing outside can delay it",
     "queued": "the time until the next commit is as short, and a writer that is stopped for long is database_stalled",
     "outside_grant": "a worker whose grant does not allow its handlers gets no session, so the grant must change later",
