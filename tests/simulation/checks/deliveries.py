@@ -23,7 +23,8 @@ def check_taken_back(books: Books, step_id: int, book: StepBook, fact: list[Any]
     delivery, code = fact[3], fact[4]
     worker_id = book.dispatched[delivery].worker
     # A handler that has answered is idle again, even if the database refused its result.
-    has_answered = any(run.result is not None for run in book.runs_of(delivery))
+    is_returned = (step_id, book.dispatched[delivery].batch_id) in books.returned
+    has_answered = is_returned or any(run.result is not None for run in book.runs_of(delivery))
     if code == "unanswered" and not has_answered and not books.had_level0_lease(book, delivery):
         books.fail("P4 a level-0 handler has its whole lease", f"step {step_id} at {worker_id}: {fact}")
     worker = next((w for w in books.world.workers if w.is_alive and w.id == worker_id), None)
