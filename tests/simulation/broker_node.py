@@ -97,7 +97,7 @@ class BrokerNode:
         self._asking: Link
         self._backlog: list[tuple[str, tuple[Any, ...]]] = []
         self._now = (-1.0, 0, Now(0, 0))
-        self._paused_since = 0.0
+        self.paused_since_ms = 0.0
         faults = world.faults
         self._rate = {
             kind: faults.rate(kind, most)
@@ -268,7 +268,7 @@ class BrokerNode:
             self.world.trace("broker_paused" + self._which, int(for_ms))
             self.is_paused = True
             self._is_hung = only_loop
-            self._paused_since = self.world.now
+            self.paused_since_ms = self.world.now
             self.world.schedule.after(for_ms, self.resume, self.life)
 
     def resume(self, life: int) -> None:
@@ -278,7 +278,7 @@ class BrokerNode:
         for then, args in self._thread_backlog:
             self.world.schedule.after(0.5 * self.chance.random(), self.in_thread, life, then, *args)
         self._thread_backlog = []
-        gap_ms = int((self.world.now - self._paused_since) * self.clock.rate - PULSE_MS * self.chance.random())
+        gap_ms = int((self.world.now - self.paused_since_ms) * self.clock.rate - PULSE_MS * self.chance.random())
         backlog, self._backlog = self._backlog, []
         # The loop reads its sockets before its timers, up to a budget.
         bus_first = self.chance.random() < 0.5
@@ -331,7 +331,7 @@ class BrokerNode:
 
     @property
     def hangs_for_ms(self) -> float:
-        return self.world.now - self._paused_since if self._is_hung else 0.0
+        return self.world.now - self.paused_since_ms if self._is_hung else 0.0
 
     @property
     def has_empty_backlog(self) -> bool:

@@ -173,6 +173,7 @@ class Books:
         self.handlers_of_workers: dict[
             tuple[str, str], float
         ] = {}  # by broker: when it first sent a worker a step of it
+        self.read_ms: dict[tuple[str, str], float] = {}  # the same, without messages that reached a suspended process
         self.returned: set[tuple[int, str]] = set()  # step, batch: a level-0 program answered `unknown_handler`
         self.mixed_refusals: set[str] = set()  # batches of several handlers that were refused as a whole
         self.refused_handlers: set[tuple[str, str]] = set()  # `to` of a level-0 program, and a handler it does not know

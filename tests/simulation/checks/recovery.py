@@ -50,6 +50,8 @@ def note_alive(books: Books, broker: BrokerNode, frame: bytes) -> None:
         return  # a late or repeated message proves nothing about now
     if message.sessions.get(broker.id) == session.id if is_beat else message.next.get(broker.id, 0) >= session.k:
         books.reached_ms[of] = books.world.now
+        if not broker.is_paused:
+            books.read_ms[of] = books.world.now
 
 
 def note_death(books: Books, worker: WorkerNode) -> None:
@@ -71,6 +73,8 @@ def _check_silent(books: Books, step_id: int, worker_id: str, fact: list[Any]) -
     of, lease_ms = (broker.id, worker_id), broker.settings.bus.lease_ms
     decided_ms = min(books.world.now, broker.clock.true_of_wall(fact[1], books.world.now))
     reached_ms = books.reached_ms.get(of, -1e12)
+    if reached_ms > broker.paused_since_ms > books.read_ms.get(of, -1e12) + lease_ms * CURRENT_SHARE:
+        return  # it was silent for a lease before the suspension, and its later messages were not read yet
     if decided_ms - lease_ms * CURRENT_SHARE < reached_ms <= decided_ms and of not in books.muted:
         books.fail("P8 a worker that sends heartbeats is not lost", f"step {step_id} at {worker_id}: {fact}")
 

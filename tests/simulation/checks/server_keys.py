@@ -72,7 +72,8 @@ def _check_shut_out(books: Books, worker: WorkerNode, link: "Link") -> None:
     if link.shut_out_ms is None or link.shut_out_ms < keys.changed_ms[link.place]:
         link.shut_out_ms = now
     is_cancelled = link.place == "next" and keys.was_cancelled
-    limit_ms = SERVED_MS + (CANCELLED_MS if is_cancelled else FOLLOWED_MS)
+    tries = max(1, len(link.known_keys) - 1)  # a worker that learned of two changes in a row may try each key in turn
+    limit_ms = SERVED_MS + (CANCELLED_MS if is_cancelled else FOLLOWED_MS * tries)
     if now - link.shut_out_ms > limit_ms:
         books.fail(
             "K a worker that knows the brokers' key is not shut out",
