@@ -16,7 +16,7 @@ from .bus_mutations import BLOCK, WORKER, Live, Messages, templates
 from .http_requests import BODIES, Request, request
 from .observed import Observed
 
-NAMES = {"task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "handler_class": "fuzz.a"}
+NAMES = {"lane": "1", "task_id": "1", "step_id": "2", "worker": "w", "executor": "bus", "handler_class": "fuzz.a"}
 
 
 def test_hostile_requests_to_every_operation_harm_nothing() -> None:

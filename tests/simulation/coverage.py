@@ -20,6 +20,21 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("event", "ReleaseLane"): "there is no second broker",
     ("event", "LaneReleased"): "there is no second broker",
     ("timer", "ReleaseDue"): "there is no second broker",
+    **{
+        ("event", kind): "there is no second broker"
+        for kind in (
+            "Beaten",
+            "CatalogueRead",
+            "Explain",
+            "HttpServed",
+            "LearnCatalogue",
+            "LookedAround",
+            "MoveLane",
+            "ReportResult",
+            "ResultsTaken",
+        )
+    },
+    ("timer", "LookDue"): "there is no second broker",
     ("timer", "StartLimit"): "every worker in this world sends heartbeats; the core's own tests have one that does not",
 }
 IMPOSSIBLE |= {

@@ -401,7 +401,9 @@ class WorkerNode:
         self.world.network.reconnect(self.link)
 
     def _disconnect(self, action: Disconnect) -> None:
-        self.world.network.disconnect(self.links[_broker_at(action.link)])
+        link = self.links.get(_broker_at(action.link))
+        if link is not None:  # a driver leaves its configured address when a list has another one: the same broker
+            self.world.network.disconnect(link)
 
     def _rebuild(self, action: Rebuild) -> None:
         self._link_again(action.link)
