@@ -481,7 +481,9 @@ class RecordedClient:
             answer = self.submit(workflow, key, context, timeout_s=5.0)
             if answer.status in (200, 201):
                 return int(answer.body["task_id"])
-            assert answer.status in (0, 429, 503), answer
+            assert answer.status in (0, 429, 503), f"{answer}\n" + "\n".join(
+                program.stderr[-3000:] for program in self._site.programs if program.name.startswith("broker")
+            )
             if time.monotonic() > until:
                 raise Stuck(f"{key} was not acknowledged within {bound_s:g} s: {answer}")
             time.sleep(POLL_MAX_S)

@@ -11,7 +11,7 @@ from starlette.types import Scope as ASGIScope
 from stepwire_protocol.errors import InvalidMessage
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused
-from stepwire_broker.core.answers.hints import HintCode
+from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.intake.unknown_workflow import unknown_workflow
 from stepwire_broker.core.model import principal
@@ -19,6 +19,7 @@ from stepwire_broker.core.model.events import LearnCatalogue
 from stepwire_broker.core.reading.nearest import did_you_mean
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.stages.requests import Make
+from stepwire_broker.store.errors import DatabaseAway
 
 from . import core_views, hidden_ids, http_problems, namespace_rules
 from .engine_port import EnginePort
@@ -381,6 +382,10 @@ class Resource:
             await send_problem(send, invalid)
         except ClientGone:
             pass
+        except DatabaseAway as error:
+            text = f"the database could not be read: {error}"
+            hint = Hint(HintCode.WAIT_FOR_DATABASE)
+            await send_problem(send, http_problems.of_refused(CommandRefused("database_unavailable", text, hint)))
         except Exception:
             log.exception("request_failed", method=call.scope["method"], path=call.scope["path"])
             await send_problem(send, HttpProblem(500, "internal_error", "the broker failed; see its log for the cause"))

@@ -19,6 +19,10 @@ class NotThere(StoreRefused):
     """The database does not exist."""
 
 
+class DatabaseAway(BrokerError):
+    """The database did not answer, so nothing was read: the caller can repeat the query."""
+
+
 class OrderNotStored(BrokerError):
     """An order for another broker was not stored. After any other error it may have been."""
 

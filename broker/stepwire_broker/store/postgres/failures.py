@@ -3,9 +3,10 @@
 from typing import Literal
 
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.store.errors import DatabaseAway
 
 
-class ConnectionLost(BrokerError):
+class ConnectionLost(DatabaseAway):
     """The connection failed, or the server did not answer in time. The outcome of a COMMIT on the way is unknown."""
 
 

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import pq
 
 from stepwire_broker.errors import BrokerError
+from stepwire_broker.store.errors import DatabaseAway
 
 from .address import PostgresAddress
 from .connecting import PostgresConnection, connect
@@ -30,7 +31,7 @@ LONG_READ_MS: Final = 60_000
 PREPARED_AFTER: Final = 5  # executions of a statement on one connection
 
 
-class ReadersBusy(BrokerError):
+class ReadersBusy(DatabaseAway):
     """No reader became free in time, so the query did not run: the caller can repeat it."""
 
 
@@ -125,8 +126,11 @@ def _end(connection: PostgresConnection) -> None:
         connection.close()
 
 
+_AWAY: Final = ("08", "53", "57P")  # a lost connection, no resources, a server that starts or stops
+
+
 def _failure(connection: PostgresConnection, error: psycopg.Error) -> BrokerError:
-    if connection.closed or error.sqlstate is None:
+    if connection.closed or error.sqlstate is None or error.sqlstate.startswith(_AWAY):
         connection.close()
         return ConnectionLost(f"the connection to the database was lost: {str(error).strip()}")
     message = error.diag.message_primary or str(error).strip()
