@@ -289,7 +289,8 @@ def test_a_failed_fsync_of_a_checkpoint_stops_the_lane_after_the_commit(database
         run.workflow()
 
         def fails(group: CommitGroup) -> None:
-            raise io_error(sqlite3.SQLITE_IOERR_FSYNC)
+            if group.history:  # not after the workflow's group, which may still be resting
+                raise io_error(sqlite3.SQLITE_IOERR_FSYNC)
 
         run.store._database.writers[LANE].rest = fails  # type: ignore[method-assign]
         assert isinstance(run.write(history=[fact(1)]), Committed)
