@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ELSEWHERE: Final = "elsewhere"  # the other broker
 AGAIN_MS: Final = 500.0  # before the next attempt to give a lane back to a broker that is dead or suspended
-ANSWER_MS: Final = 300.0  # an order that nobody carries out
+ANSWER_MS: Final = 300.0  # an order that no broker carries out
 
 
 class LaneChanges:
