@@ -27,7 +27,7 @@ from .target import Target, running_target
 
 OPEN_MAX = 2_000
 Connect = Callable[[], socket.socket]
-RSS_MB_MAX = 40.0
+RSS_MB_MAX = 20.0
 FILES_MAX = 8  # of connections to the database that are opened when they are needed
 SETTLE_S = 20.0
 

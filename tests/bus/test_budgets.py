@@ -96,6 +96,15 @@ def test_memory_is_returned_once_most_of_many_connections_have_ended() -> None:
     assert crowd.has_left(900, 3.1)
     assert not crowd.has_left(0, 3.2), "again after CROWD_EVERY_S at the earliest"
     assert crowd.has_left(0, 3.1 + budgets.CROWD_EVERY_S)
+    assert crowd.has_left(0, 60.0), "what libzmq has freed since"
+    assert not crowd.has_left(0, 120.0)
+
+
+def test_memory_is_returned_once_more_after_the_last_connections_of_a_crowd_have_ended() -> None:
+    crowd = Crowd()
+    assert not crowd.has_left(budgets.CROWD, 1.0)
+    assert crowd.has_left(budgets.CROWD // 4, 2.0)
+    assert crowd.has_left(0, 2.0 + budgets.CROWD_EVERY_S)
     assert not crowd.has_left(0, 60.0)
 
 

@@ -13,16 +13,17 @@ class Crowd:
     def __init__(self) -> None:
         self._most = 0  # open at once since the last return
         self._returned_s = -budgets.CROWD_EVERY_S
+        self._is_owed = False  # libzmq frees connections after the loop has counted their ends: the rest comes later
 
     def has_left(self, connections: int, now_s: float) -> bool:
         """True if at least CROWD connections were open and most of them have ended: the caller returns memory now.
 
-        A crowd that shrinks slowly is returned in parts, at most once in CROWD_EVERY_S.
+        A crowd that shrinks slowly is returned in parts, at most once in CROWD_EVERY_S. One more return follows the
+        last part.
         """
         self._most = max(self._most, connections)
-        if self._most < budgets.CROWD or connections > self._most / 2:
+        has_left = self._most >= budgets.CROWD and connections <= self._most / 2
+        if not (has_left or self._is_owed) or now_s - self._returned_s < budgets.CROWD_EVERY_S:
             return False
-        if now_s - self._returned_s < budgets.CROWD_EVERY_S:
-            return False
-        self._most, self._returned_s = connections, now_s
+        self._most, self._returned_s, self._is_owed = connections, now_s, has_left
         return True
