@@ -284,3 +284,19 @@ def test_steps_wait_for_the_row_of_the_offer_that_they_depend_on_in_another_lane
     assert world.batches() == []
     world.commit(1)
     assert world.batches() != []
+
+
+def test_steps_that_wait_for_an_offer_leave_although_the_lane_of_the_offer_is_lost() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.auto = False
+    world.submit()
+    world.submit()
+    world.settle()
+    (of_lowest,) = [task.id for task in world.rows.tables.tasks.values() if task.lane == 1]
+    world.ask(CancelTask, task_id=of_lowest)
+    world.settle()
+    world.hello(handlers=["h"])
+    world.lose(1)
+    world.settle()
+    assert world.batches() != []

@@ -361,7 +361,6 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         """Write a row of `controls`. Sends decided from here on wait for it."""
         lane = self.outbox.touch_any()
         lane.controls.append(change)
-        lane.controls_seq = lane.handed + 1
         if self.is_shared:
             self.catalogue.changed((change.kind, change.name), lane.number, lane.handed + 1)
 

@@ -104,7 +104,6 @@ class LaneState(Struct):
     workflows: list[WorkflowNew] = []
     activations: list[tuple[int, int]] = []
     controls: list[ControlChanged] = []
-    controls_seq: int = 0  # the last group with controls
     parked: list[Parked] = []
     audit: list[AuditNew] = []
     orders_answered: list[OrderAnswer] = []
@@ -140,6 +139,11 @@ class LaneState(Struct):
     @property
     def bytes_waiting(self) -> int:
         return self.bytes + self.in_flight_bytes
+
+    @property
+    def has_controls(self) -> bool:
+        """True if controls of this lane are not durable yet."""
+        return bool(self.controls) or (self.group is not None and bool(self.group.controls))
 
     @property
     def workflows_unknown(self) -> list[WorkflowNew]:
@@ -178,7 +182,8 @@ class Outbox:
         several, self._held = self._held, deque()
         for barriers, send in several:
             of_lane = [awaited for each, awaited in barriers if each is lane]
-            if number in _lanes_of(send) or any(awaited > lane.committed for awaited in of_lane):
+            is_open = any(awaited > lane.committed for awaited in of_lane)
+            if number in _lanes_of(send) or (is_open and not isinstance(send, SendBatch)):
                 unsent.append(send)
             else:
                 self._held.append(([(each, awaited) for each, awaited in barriers if each is not lane], send))
@@ -237,9 +242,7 @@ class Outbox:
             if isinstance(send, SendBatch):
                 # The steps may depend on an offer: no other broker and no later start may take its handler for one of
                 # level 0.
-                numbers = numbers | {
-                    number for number, lane in self.lanes.items() if lane.controls_seq > lane.committed
-                }
+                numbers = numbers | {number for number, lane in self.lanes.items() if lane.has_controls}
             if len(numbers) != 1:
                 lanes = map(self.lanes.__getitem__, numbers)
                 self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))
