@@ -94,6 +94,21 @@ def test_check_names_each_error(tmp_path: Path, stored: Path, statement: str, pa
     assert any(re.search(pattern, finding) for finding in findings), findings
 
 
+def test_a_fault_of_many_rows_does_not_hide_another_fault(tmp_path: Path, stored: Path) -> None:
+    forged = Path(shutil.copy(stored, tmp_path))
+    by_sql(
+        "INSERT INTO keys (namespace, key, digest, task_id) "
+        "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 150) "
+        "SELECT 'shop', 'theirs-' || n, digest, 1000000 + n FROM numbers, (SELECT digest FROM keys LIMIT 1)",
+        "DELETE FROM attention WHERE kind = 'held'",
+    )(forged)
+    with contextlib.closing(open_stored(forged)) as connection:
+        findings = check(SqliteState(connection), None, lambda done, total: None).findings
+    assert sum("belongs to task" in finding for finding in findings) == 20
+    assert "more rows have the same fault as the last 20" in findings
+    assert any("is held, and the table of attention does not have it" in finding for finding in findings), findings
+
+
 def test_check_prints_an_error_and_exits_1(still: Place) -> None:
     one = "(SELECT max(id) FROM steps WHERE name = 'charge' AND state = 'completed')"
     by_sql(f"UPDATE steps SET attempt = 7 WHERE id = {one}")(still.directory / STATE)  # noqa: S608

@@ -23,6 +23,7 @@ from .stored_state import StoredState
 
 PAGE_TASKS: Final = 200
 FINDINGS_MAX: Final = 100  # the check ends after this many
+ROWS_PER_FAULT: Final = 20  # so many rows are named for one fault of references: it must not hide the other faults
 OUTPUT_BYTES_MAX: Final = 64 * 1024  # a larger output is read by itself
 
 Progress: TypeAlias = Callable[[int, int], object]  # the number of checked tasks, and of all tasks
@@ -77,8 +78,11 @@ def _findings(state: StoredState, sample: int | None) -> Iterator[str | int]:
 
 def reference_faults(state: StoredState, references: tuple[tuple[str, str], ...]) -> Iterator[str]:
     for select, sentence in references:
-        for values in state.select(f"{select} LIMIT {FINDINGS_MAX}"):
+        rows = list(state.select(f"{select} LIMIT {ROWS_PER_FAULT + 1}"))
+        for values in rows[:ROWS_PER_FAULT]:
             yield sentence.format(*values)
+        if len(rows) > ROWS_PER_FAULT:
+            yield f"more rows have the same fault as the last {ROWS_PER_FAULT}"
 
 
 REFERENCES: Final = (
