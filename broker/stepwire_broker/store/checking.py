@@ -23,7 +23,7 @@ from .stored_state import StoredState
 
 PAGE_TASKS: Final = 200
 FINDINGS_MAX: Final = 100  # the check ends after this many
-ROWS_PER_FAULT: Final = 20  # so many rows are named for one fault of references: it must not hide the other faults
+ROWS_PER_FAULT: Final = 20  # the rows that are named for one fault of references: it must not hide others
 OUTPUT_BYTES_MAX: Final = 64 * 1024  # a larger output is read by itself
 
 Progress: TypeAlias = Callable[[int, int], object]  # the number of checked tasks, and of all tasks
