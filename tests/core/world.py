@@ -170,8 +170,8 @@ class World:
         return next(iter(self.writings.values()), None)
 
     def flush(self) -> None:
+        self.machine.dispatch(self.now)
         for lane in self.state.outbox.lanes:
-            self.machine.dispatch(lane, self.now)
             group, decision = self.machine.next_group(lane, self.now)
             self._act(decision)
             if group is not None:

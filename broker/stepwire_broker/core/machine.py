@@ -130,16 +130,16 @@ class Machine:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
 
-    def dispatch(self, lane: int, now: Now) -> None:
-        """Hand out ready steps. Their rows are part of the group that `next_group` returns.
+    def dispatch(self, now: Now) -> None:
+        """Hand out ready steps. Their rows are part of the groups that `next_group` returns.
 
-        A batch holds all steps that became ready while the lane's writer was busy. A full batch is handed out while the
-        writer is still busy.
+        A batch holds all steps that became ready while the writers of all lanes were busy. A full batch is handed out
+        while they are still busy.
         """
         state = self.state
         if darkness.is_dark(state, now):
             return
-        is_idle = state.outbox.lanes[lane].is_idle
+        is_idle = state.outbox.is_any_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
             level0_placement.dispatch(state, now)
