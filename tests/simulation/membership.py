@@ -121,6 +121,7 @@ class Membership:
     # -- takes and releases -------------------------------------------------------------------------------------------
 
     def release(self, releasable: LaneReleasable) -> None:
+        self._node.world.checks.lane_may_go(self._node, releasable.lane)
         self._add(releasable)
 
     def _add(self, job: TakeLanes | LaneReleasable) -> None:
@@ -170,6 +171,7 @@ class Membership:
             failed,
             BEAT_PATIENCE_MS,
             True,
+            locks=lane.lane,
         )
 
     def owned(self, event: LanesTaken | LaneReleased) -> None:
