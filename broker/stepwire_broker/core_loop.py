@@ -91,12 +91,13 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
-        self.elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers, lambda notification: self.cluster.notify(notification))
+        actions = ClusterActions(self.handle, self.flush, self._fail, self.elsewhere.look_now)
+        self.measures = nothing_yet()
+        self.cluster = ClusterLink(settings, self._state, store, actions, self.measures.notifications)
         self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
-        self.measures = nothing_yet()
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
         self._flush_due = False
@@ -115,7 +116,7 @@ class CoreLoop:
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
         self._turn = Turn(machine, self._around())
-        actions = PulseActions(
+        pulse_actions = PulseActions(
             self.handle,
             self.flush,
             lambda: self.wire.is_behind,
@@ -124,7 +125,7 @@ class CoreLoop:
             self.measures.loop_lag_s,
             self.cluster.turned,
         )
-        self.pulse = Pulse(machine, actions)
+        self.pulse = Pulse(machine, pulse_actions)
 
     def _around(self) -> Around:
         return Around(
@@ -145,6 +146,7 @@ class CoreLoop:
             self.elsewhere.wait,
             self._passed_on.pass_on,
             self.cluster.conclude,
+            self.cluster.notify,
         )
 
     # -- events in ----------------------------------------------------------------------------------------------------

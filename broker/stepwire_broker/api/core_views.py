@@ -14,6 +14,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
+from stepwire_broker.core.membership.notifications import NotificationCounts
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.principal import Grant, Rights
@@ -331,7 +332,22 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         uncommitted_bytes=state.outbox.bytes_waiting,
         is_stalled=state.outbox.stalled is not None,
         is_draining=state.draining,
-        cluster=_cluster(state, broker.now().mono),
+        cluster=_cluster(state, broker.measures.notifications, broker.now().mono),
+    )
+
+
+def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -> ClusterFigures:
+    members, counters = state.members, state.counters
+    return ClusterFigures(
+        lanes=len(state.lanes),
+        live_brokers=1 if members is None else 1 + len(members.live),
+        is_dark=members is not None and members.is_dark(mono),
+        beat_age_ms=None if members is None else members.beat_age_ms(mono),
+        orders_sent=counters.orders_sent,
+        orders_answered=counters.orders_answered,
+        notifications_sent=notifications.sent,
+        notifications_received=notifications.received,
+        is_listening=None if members is None else notifications.is_listening,
     )
 
 
@@ -343,14 +359,6 @@ def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str)
         for of, steps in (("waiting", load.waiting), ("running", load.running)):
             figures[key, of] = figures.get((key, of), 0) + steps
     return figures
-
-
-def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
-    lanes, members = len(state.lanes), state.members
-    orders = (state.counters.orders_sent, state.counters.orders_answered)
-    if members is None:
-        return ClusterFigures(lanes, 1, False, None, *orders)
-    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)
 
 
 def ready_figures(

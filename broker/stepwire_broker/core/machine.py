@@ -11,6 +11,7 @@ from typing import Any, Final, assert_never
 
 from stepwire_protocol import messages as wire
 
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
@@ -568,6 +569,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     Beaten: beats.on_beaten,
+    Notification: orders.on_notified,
     events.LanesTaken: beats.on_taken,
     LaneLost: losing.on_lost,
     LostCommits: losing.on_lost_commits,
