@@ -104,7 +104,7 @@ def explain_stored(state: BrokerState, loaded: Loaded, event: Explain | ExplainS
     else:
         answer = _steps_explained(state, task, event, now)
     unlink(task)
-    state.answer(event.request, answer)
+    state.answer(event.request, answer, lane=row.lane)
 
 
 def _explained(state: BrokerState, task: Task, event: Explain, now: Now) -> Answer:
