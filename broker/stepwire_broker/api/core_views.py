@@ -93,6 +93,15 @@ def is_elsewhere(broker: EnginePort, number: int) -> bool:
     return broker.state.is_shared and broker.state.lane_of(number) not in broker.state.lanes
 
 
+def live_owner(broker: EnginePort, number: int) -> str | None:
+    """The other broker that owns the task or step that has this id; None if no living one is known to own it."""
+    lane, members = broker.state.lane_of(number), broker.state.members
+    if members is None:
+        return None
+    alive = {row.id for row in members.live}
+    return next((each.owner for each in members.lanes if each.lane == lane and each.owner in alive), None)
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 

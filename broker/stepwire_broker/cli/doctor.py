@@ -18,12 +18,13 @@ from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_audit, doctor_keys, doctor_posture, doctor_tls, output
+from . import config_commands, doctor_audit, doctor_brokers, doctor_keys, doctor_posture, doctor_tls, output
 from .connection import address, open_client
 from .doctor_posture import BUS_KEYS
 from .failure import Exit, Failure, leave
 from .finding import Finding
 from .options import Options, StepwireCommand
+from .readiness_texts import with_meaning
 
 Version = tuple[int, ...]
 
@@ -246,9 +247,15 @@ def _disk(database: Path) -> Iterator[Finding]:
 
 def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:
     try:
-        url = address(options, loaded).url
-        with open_client(options, loaded) as client:
-            yield from _broker_findings(client, url)
+        urls = address(options, loaded).urls
+        is_deployment_known = False
+        for url in urls:
+            with open_client(options, loaded, url=url) as client:
+                found = list(_broker_findings(client, url))
+                yield from found
+                if not is_deployment_known and found[0].state != "note":
+                    is_deployment_known = True
+                    yield from doctor_brokers.findings(client)
     except Failure as failure:
         yield Finding("red", "broker", failure.message, failure.hint)
 
@@ -271,7 +278,8 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     if readiness["ready"]:
         yield Finding("ok", "broker", f"{url} accepts work")
     else:
-        yield Finding("red", "broker", f"{url} accepts no work now: {', '.join(readiness['reasons'])}")
+        text = f"{url} accepts no work now: {', '.join(map(with_meaning, readiness['reasons']))}"
+        yield Finding("red", "broker", text)
     for what in readiness.get("insecure", ()):
         yield Finding("warning", "broker", f"the running broker is insecure: {INSECURE.get(what, what)}")
     stuck = [one["worker"] for one in workers if one["stuck"]]

@@ -13,6 +13,7 @@ from stepwire_broker.core.phrases import counted
 from . import output, step_texts
 from .connection import broker_client
 from .options import Options, StepwireCommand
+from .readiness_texts import with_meaning
 from .task.waiting import seconds
 from .worker import row
 
@@ -168,7 +169,7 @@ def _progress_lines(snapshot: dict[str, Any]) -> list[str]:
 
 
 def _headline(snapshot: dict[str, Any]) -> str:
-    state = "ready" if snapshot["ready"] else f"accepts no work: {', '.join(snapshot['reasons'])}"
+    state = "ready" if snapshot["ready"] else f"accepts no work: {', '.join(map(with_meaning, snapshot['reasons']))}"
     tasks = ", ".join(f"{_counted(count)} {name}" for name, count in snapshot["tasks"].items())
     insecure = f" · insecure: {', '.join(snapshot['insecure'])}" if snapshot.get("insecure") else ""
     rate = sum(one["completed_per_s"] for one in snapshot["workers"])

@@ -315,7 +315,7 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     if not residency.of_own_lanes(state, loaded, load).tasks:
         HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
         return
-    if isinstance(command, events.Explain) and row.id not in state.tasks:
+    if isinstance(command, events.Explain | events.ExplainSteps) and row.id not in state.tasks:
         explaining.explain_stored(state, loaded, command, now)
         return
     if row.id not in state.tasks:
@@ -383,6 +383,16 @@ def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
         load_for(state, event.task_id, event)
     else:
         explaining.explain_live(state, task, event, now)
+
+
+def _on_explain_steps(state: BrokerState, event: events.ExplainSteps, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.task_id):
+        return
+    task = state.tasks.get(event.task_id)
+    if task is None:
+        load_for(state, event.task_id, event)
+    else:
+        explaining.explain_steps(state, task, event, now)
 
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
@@ -558,6 +568,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
+    events.ExplainSteps: _on_explain_steps,
     events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
