@@ -1,4 +1,5 @@
-"""The load of several clients: each submission goes to any broker, and is repeated at any until it is acknowledged."""
+"""The load of several clients: each submission, of one task or a few, goes to any broker, and is repeated at any until
+it is acknowledged."""
 
 import random
 import threading
@@ -11,8 +12,9 @@ from tests.system.harness import RecordedClient
 from .brokers import Brokers
 from .workers import WORKFLOWS
 
-TRY_S: Final = 5.0
+TRY_S: Final = 4.0
 PAUSE_S: Final = 0.2
+BATCHES: Final = (1, 1, 3, 7)  # the number of tasks of a submission; 3 on average
 PASSING: Final = (0, 429, 503)
 
 
@@ -51,21 +53,29 @@ class Load:
         due_s = time.monotonic()
         number = 0
         while not self._is_over.is_set():
-            due_s = max(due_s + 1 / self._rate, time.monotonic() - 1)
+            count = chance.choice(BATCHES)
+            due_s = max(due_s + count / self._rate, time.monotonic() - 1)
             if self._is_over.wait(max(0.0, due_s - time.monotonic())):
                 break
             if self._is_full:
                 continue
             (name,) = chance.choices(names, shares)
-            self._until_acknowledged(doors, name, f"c{client}-{number}", chance)
-            number += 1
+            keys = [f"c{client}-{number + i}" for i in range(count)]
+            self._until_acknowledged(doors, name, keys, chance)
+            number += count
 
-    def _until_acknowledged(self, doors: list[RecordedClient], name: str, key: str, chance: random.Random) -> None:
+    def _until_acknowledged(
+        self, doors: list[RecordedClient], name: str, keys: list[str], chance: random.Random
+    ) -> None:
         while True:
-            answer = chance.choice(doors).submit(name, key, timeout_s=TRY_S)
+            door = chance.choice(doors)
+            if len(keys) == 1:
+                answer = door.submit(name, keys[0], timeout_s=TRY_S)
+            else:
+                answer = door.submit_many(name, keys, timeout_s=TRY_S)
             if answer.status in (200, 201):
                 with self._lock:
-                    self.acknowledged += 1
+                    self.acknowledged += len(keys)
                 return
             assert answer.status in PASSING, answer
             with self._lock:
