@@ -3,15 +3,16 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
+from .core.backlog import counting
 from .core.commit.decision import LaneReleasable
 from .core.definitions.settings import Settings
 from .core.lanes import beats, darkness
-from .core.membership.cluster_rows import Presence
+from .core.membership.cluster_rows import Presence, RouteLoad
 from .core.membership.members import Conclusion
 from .core.model.commit_group import LaneLost
 from .core.model.events import Event, LanesTaken, Now
@@ -19,6 +20,8 @@ from .core.state import BrokerState
 from .store import Store
 from .store.clocks import read_clocks
 from .store.cluster_threads import ClusterEvent, ClusterThreads
+
+BACKLOG_MS: Final = 1_000  # between two counts of the steps in memory
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -43,6 +46,8 @@ class ClusterLink:
         self._loop = asyncio.get_running_loop()
         self._is_dark = False  # as it was logged
         self._is_closed = False
+        self._backlog: tuple[RouteLoad, ...] = ()
+        self._backlog_due_mono = 0
         self._threads = None if store.cluster is None else ClusterThreads(store.cluster, self._report)
 
     @property
@@ -106,7 +111,12 @@ class ClusterLink:
         self._threads.release(releasable)
 
     def _presence(self) -> Presence:
-        return beats.presence(self._state, self._http, self._config_digest)
+        now_mono = read_clocks().mono
+        if (
+            now_mono >= self._backlog_due_mono
+        ):  # counting takes milliseconds, and the loop turns more often than it beats
+            self._backlog, self._backlog_due_mono = counting.in_row(self._state), now_mono + BACKLOG_MS
+        return beats.presence(self._state, self._http, self._config_digest, self._backlog)
 
     def _report(self, event: ClusterEvent) -> None:
         """Pass an event to the loop. Called in the threads of the cluster."""

@@ -7,6 +7,7 @@ from stepwire_protocol import topics
 from stepwire_protocol.messages import Hello, Item
 
 from stepwire_broker.core import explain
+from stepwire_broker.core.backlog import counting, demand
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -258,6 +259,21 @@ def guards(broker: EnginePort) -> list[Guard]:
     return list(broker.state.guards.by_handler.values())
 
 
+# -- the backlog ------------------------------------------------------------------------------------------------------
+
+
+def backlog(
+    broker: EnginePort, kind: demand.WorkerKind, stored: list[demand.StoredLoad], oldest_stored_ms: int | None
+) -> demand.Backlog:
+    """The backlog of the deployment for workers of this kind, given what stored tasks wait for."""
+    return demand.backlog(broker.state, kind, stored, oldest_stored_ms)
+
+
+def is_split(broker: EnginePort, kind: demand.WorkerKind, wants: str) -> bool:
+    """True if workers of this kind can take the steps of some workflows only, of those that wait for these handlers."""
+    return demand.is_split(broker.state, kind, wants)
+
+
 # -- figures for the metrics ------------------------------------------------------------------------------------------
 
 
@@ -269,6 +285,7 @@ class ReadyFigures(NamedTuple):
 class CoreFigures(NamedTuple):
     counters: CoreCounters
     ready: dict[str, ReadyFigures]  # by handler_class
+    backlog: dict[tuple[str, str], int]  # by handler_class and state: steps that wait for a slot, or run
     executors: dict[str, Figures]
     canaries: dict[str, list[int]]
     tallies: list[Tally]
@@ -297,6 +314,7 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
     return CoreFigures(
         counters=state.counters,
         ready=ready_figures(state.ready.ready_counts(), handlers_max, other_handlers),
+        backlog=_backlog_figures(state, handlers_max, other_handlers),
         executors={key: executor.figures for key, executor in state.executors.items()},
         canaries=state.canaries,
         tallies=list(state.shadows.tallies.values()),
@@ -315,6 +333,16 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         is_draining=state.draining,
         cluster=_cluster(state, broker.now().mono),
     )
+
+
+def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str) -> dict[tuple[str, str], int]:
+    figures: dict[tuple[str, str], int] = {}
+    for load in counting.in_memory(state):
+        name = load.handler_class
+        key = name if (name, "waiting") in figures or len(figures) < 2 * handlers_max else other_handlers
+        for of, steps in (("waiting", load.waiting), ("running", load.running)):
+            figures[key, of] = figures.get((key, of), 0) + steps
+    return figures
 
 
 def _cluster(state: BrokerState, mono: int) -> ClusterFigures:

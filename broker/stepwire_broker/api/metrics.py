@@ -113,6 +113,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: m.core.in_flight_steps,
     ),
     Metric(
+        "stepwire_backlog_steps",
+        "gauge",
+        ("handler_class", "state"),
+        "Steps in this broker's memory that wait for a slot (waiting), or occupy one (running).",
+        lambda m: list(m.core.backlog.items()),
+    ),
+    Metric(
         "stepwire_held_steps",
         "gauge",
         (),

@@ -53,6 +53,7 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("GET", "/v1/shadows"): NamespaceRule.WHOLE,
     ("GET", "/v1/breakers"): NamespaceRule.WHOLE,
     ("POST", "/v1/breakers/{handler_class}"): NamespaceRule.WHOLE,
+    ("GET", "/v1/backlog"): NamespaceRule.WHOLE,
     ("GET", "/v1/brokers"): NamespaceRule.WHOLE,
     ("GET", "/v1/lanes"): NamespaceRule.WHOLE,
     ("POST", "/v1/lanes/{lane}/move"): NamespaceRule.WHOLE,

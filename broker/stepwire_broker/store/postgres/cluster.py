@@ -42,7 +42,6 @@ class _Read(msgspec.Struct, frozen=True):
     lanes: tuple[LaneOwner, ...]
     orders: tuple[int, ...]
     controls_revision: int
-    last_workflow: int
     blocks: tuple[tuple[int, int], ...]
     clock_ms: int
 
@@ -117,7 +116,6 @@ class PostgresCluster:
             offset_ms=read.clock_ms - (sent.wall + received.wall) // 2,
             orders=read.orders,
             controls_revision=read.controls_revision,
-            last_workflow=read.last_workflow,
             blocks=read.blocks,
         )
 
@@ -132,6 +130,7 @@ class PostgresCluster:
             _encode(dict(presence.open_steps)),
             presence.workers,
             presence.controls_revision,
+            _encode(presence.backlog),
         )
 
     def take(self, takes: TakeLanes) -> list[TakenLane]:
@@ -242,7 +241,8 @@ TAKE_S: Final = 30.0  # to count the open tasks of a lane takes seconds for a mi
 
 _BEAT: Final = """\
 UPDATE {schema}.brokers SET beat = beat + 1, listeners = $3::text, http = $4::text, is_draining = $5::boolean,
- config_digest = $6::text, open_steps = $7::text, workers = $8::int, controls_revision = $9::bigint
+ config_digest = $6::text, open_steps = $7::text, workers = $8::int, controls_revision = $9::bigint,
+ backlog = $10::text
 WHERE id = $1::text AND epoch = $2::bigint"""
 
 # A statement of its own: its snapshot is taken after the beat has waited for a take that locks the row.
@@ -250,14 +250,13 @@ _READ: Final = """\
 SELECT json_build_object(
  'brokers', (SELECT coalesce(json_agg(b ORDER BY b.id), '[]') FROM (SELECT id, epoch, beat, lease_ms, worker_lease_ms,
    coalesce(listeners, '') AS listeners, http, coalesce(version, '') AS version, is_draining, config_digest,
-   coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision, host, pid,
-   pid_started FROM {schema}.brokers) AS b),
+   coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision,
+   coalesce(backlog, '[]')::json AS backlog, host, pid, pid_started FROM {schema}.brokers) AS b),
  'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch, {in_doubt}) ORDER BY id), '[]')
    FROM {schema}.lanes),
  'orders', (SELECT coalesce(json_agg(DISTINCT o.lane), '[]') FROM {schema}.orders AS o JOIN {schema}.lanes AS l
    ON l.id = o.lane WHERE o.answer IS NULL AND l.owner = $1::text),
  'controls_revision', (SELECT coalesce(max(revision), 0) FROM {schema}.controls),
- 'last_workflow', (SELECT coalesce(max(id), 0) FROM {schema}.workflows),
  'blocks', (SELECT coalesce(json_agg(json_build_array(number, lane)), '[]') FROM {schema}.blocks
    WHERE number > $2::bigint),
  'clock_ms', (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"""
