@@ -116,6 +116,18 @@ def is_behind(broker: EnginePort) -> bool:
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
 
 
+def lanes_by_owner(broker: EnginePort) -> dict[str, int]:
+    """The number of lanes of each broker, as of the last beat; those of this one as they are now. Lanes without an
+    owner are counted under ""."""
+    state = broker.state
+    counts = {broker.broker_id: len(state.lanes)}
+    for row in () if state.members is None else state.members.lanes:
+        if row.lane not in state.lanes:
+            owner = "" if row.owner in (None, broker.broker_id) else row.owner
+            counts[owner] = counts.get(owner, 0) + 1
+    return counts
+
+
 class BrokerView(NamedTuple):
     id: str
     epoch: int

@@ -284,7 +284,7 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            residency.on_page(state, event.loaded, load, now)
+            residency.on_page(state, event.loaded, event.request, load, now)
         case ResultsLoad():
             loaded = residency.of_own_lanes(state, event.loaded, load)
             residency.insert(state, loaded, load, now)
@@ -345,9 +345,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            state.page_asked = None
-            state.page_after_mono = now.mono + residency.PAGE_PAUSE_MS
-            state.timers.set(state.page_after_mono, PageDue())
+            residency.on_page_failed(state, event.request, load, now)
         case ResultsLoad():
             return  # a worker resends its results; a level-0 handler does not, so its step runs again
         case CommandLoad():
