@@ -32,7 +32,6 @@ class BeatRows(NamedTuple):
     lanes: tuple[LaneOwner, ...]
     orders: tuple[int, ...]
     controls_revision: int
-    last_workflow: int
     blocks: tuple[tuple[int, int], ...]
     clock_ms: int
 
@@ -90,7 +89,6 @@ class MemoryCluster:
             lanes=tuple(LaneOwner(lane, *of) for lane, of in sorted(tables.lanes.items())),
             orders=tuple(lane for lane in own if lane in open_orders),
             controls_revision=MemoryQueries(tables).controls_revision(),
-            last_workflow=max(tables.workflows, default=0),
             blocks=tuple(blocks),
             clock_ms=tables.now_ms(),
         )
@@ -105,7 +103,6 @@ class MemoryCluster:
             offset_ms=rows.clock_ms - (sent.wall + received.wall) // 2,
             orders=rows.orders,
             controls_revision=rows.controls_revision,
-            last_workflow=rows.last_workflow,
             blocks=rows.blocks,
         )
 

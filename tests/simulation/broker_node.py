@@ -143,6 +143,7 @@ class BrokerNode:
         self._flush_due = False
         self._groups = self._frames = 0
         self._last_commit_frames = 0
+        self.handed: dict[int, int] = {}  # by lane: the last group that the writer got
         settings = self.settings = world.settings_of_next_start(self)
         opened, self._writers = self._open()
         now = self.now()
@@ -533,6 +534,7 @@ class BrokerNode:
     def _put(self, group: CommitGroup) -> None:
         self.world.choose_refused(group)
         self._groups += 1
+        self.handed[group.lane] = group.seq
         lane = "" if group.lane == LANE else f"{group.lane}."
         name = f"{self.life}.{lane}{group.seq}"
         if self._hits("broker_killed_handed", name):
@@ -608,7 +610,10 @@ class BrokerNode:
         """The writer of the lane ends. The lane is another broker's."""
         self.world.count("lane", gone.cause)
         self.world.trace("lane_gone" + self._which, f"{gone.lane} {gone.cause}")
+        if gone.cause == "lost":
+            self.world.checks.lane_lost(self, gone.lane, self._writers[gone.lane].owner)
         del self._writers[gone.lane]
+        self.handed.pop(gone.lane, None)
 
     _may_crash_before_send = False
 

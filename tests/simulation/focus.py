@@ -169,7 +169,27 @@ ROTATED_EVERY: Final = 24
 ROTATED_PLACE: Final = 16
 
 
-def of(seed: int) -> Focus | None:
+MOVED_LANES: Final = Focus(
+    "lanes that move all the time, with slow steps in flight",
+    frozenset({"lane_moved", "worker_elsewhere", "broker_stopped", "partition", "loss"}),
+    often=frozenset({"lane_moved", "worker_elsewhere"}),
+    plan_factor=3,
+    pace_ms=(500.0, 3_000.0),
+    has_queues=True,
+    cut_ms=(3_000.0, 14_000.0),
+    phase_ms=40_000.0,
+    tasks=20,
+)
+MOVED_EVERY: Final = 10
+MOVED_PLACE: Final = 2
+OF_SEVERAL: Final = {(MOVED_EVERY, MOVED_PLACE): MOVED_LANES}
+
+
+def of(seed: int, brokers: int) -> Focus | None:
+    if brokers > 1:
+        for (every, place), focus in OF_SEVERAL.items():
+            if seed % every == place:
+                return focus
     if seed % ROTATED_EVERY == ROTATED_PLACE:
         return ROTATED_KEYS
     if seed % REFUSED_EVERY == REFUSED_PLACE:

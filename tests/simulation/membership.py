@@ -99,6 +99,7 @@ class Membership:
     # -- takes and releases -------------------------------------------------------------------------------------------
 
     def release(self, releasable: LaneReleasable) -> None:
+        self._node.world.checks.lane_may_go(self._node, releasable.lane)
         self._add(releasable)
 
     def _add(self, job: TakeLanes | LaneReleasable) -> None:
@@ -148,6 +149,7 @@ class Membership:
             failed,
             BEAT_PATIENCE_MS,
             True,
+            locks=lane.lane,
         )
 
     def owned(self, event: LanesTaken | LaneReleased) -> None:

@@ -92,10 +92,11 @@ class Server:
         failed: Callable[[], None],
         patience_ms: float,
         is_in_thread: bool = False,
+        locks: int | None = None,
     ) -> None:
         """Have the server perform one statement for this process. Either `answered` or `failed` is called, if the
         process still lives; a statement whose answer is lost or late may have been performed. `is_in_thread`: they are
-        called in a thread of the process, otherwise on its loop."""
+        called in a thread of the process, otherwise on its loop. `locks`: the statement waits for this lane's lock."""
         state = {"over": False}
 
         def end(then: Callable[..., None], *args: Any) -> None:
@@ -109,6 +110,9 @@ class Server:
         def arrive() -> None:
             if self.is_down:
                 end(failed)
+                return
+            if locks in self.tables.locked:
+                self.world.schedule.after(LOOK_MS, arrive)
                 return
             result = perform()
             back_ms = self._delay_ms(self.paths[node.id].down_until_ms)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from stepwire import Client
@@ -182,7 +182,7 @@ class Site:
         (self.directory / GATES).mkdir()
         self._is_kept = bool(os.environ.get("STEPWIRE_TEST_KEEP"))
 
-    def __enter__(self) -> "Site":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -427,7 +427,7 @@ def _on_report(state: BrokerState, event: events.ReportResult, now: Now) -> None
         on_report(state, step, event, now)
         residency.leave_if_final(state, task)
     elif event.step_id in state.ended:
-        state.answer(event.request, ResultTaken())
+        state.answer(event.request, ResultTaken(), lane=state.lane_of(event.step_id))
     else:
         request = state.next_read()
         state.loads[request] = CommandLoad(event)

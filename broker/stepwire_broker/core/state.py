@@ -448,7 +448,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         lane: int | None = None,
     ) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused.
-        `lane`: without a task, the only lane whose rows the answer depends on."""
+        `lane`: without a task, the only lane whose rows the answer depends on; None: it depends on controls."""
         if request < 0:
             self.orders.answer(self.outbox, request, answer, about)
             return

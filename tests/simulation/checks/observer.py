@@ -376,6 +376,8 @@ class Checks:
     def worker_sent(self, node: WorkerNode, body: bytes) -> None:
         """A message leaves a worker, whether it arrives or not."""
         books, worker = self.books, node.id
+        if len(self.world.brokers) > 1 and b'"free":' in body:
+            worker_duties.note_capacity(books, node)
         if body.startswith(b'{"type":"heartbeat"'):
             heartbeat = _heartbeat(body)
             worker_duties.check_waiting(books, node, heartbeat)
@@ -389,12 +391,18 @@ class Checks:
             books.disowned_items.update((worker, step_id, delivery) for step_id, delivery, _, _ in unknown)
         if body.startswith(b'{"type":"results"'):
             message = _results(body)
+            if (worker, message.rid) in books.results:
+                worker_duties.note_disorder(books, worker, self.world.now)
             books.results.setdefault((worker, message.rid), message)
             reports.note_sent(books, message)
             for result in message.results:
                 if result.status == "completed":
                     output = bytes(result.output)
                     books.outputs.setdefault((result.step_id, int(result.delivery)), set()).add(output)  # type: ignore[arg-type]
+
+    def disordered(self, worker: str, at_ms: float) -> None:
+        """The network lets a message of this worker arrive out of order, or once more, at this time."""
+        worker_duties.note_disorder(self.books, worker, at_ms)
 
     def worker_received(self, worker: WorkerNode, body: bytes) -> None:
         if body.startswith(b'{"type":"cancel"'):
@@ -404,6 +412,8 @@ class Checks:
 
     def worker_handled(self, worker: WorkerNode, body: bytes) -> None:
         """The session has handled this message."""
+        if len(self.world.brokers) > 1 and worker.is_alive and body.startswith(b'{"type":"steps"'):
+            worker_duties.check_held(self.books, worker)
         if self.world.server_keys.is_on and body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
             server_keys.note_listed(worker, _greeting(body))
 
@@ -444,6 +454,12 @@ class Checks:
             quotas.check_open_steps(self.books, broker)
             owners.check_memory(self.books, broker)
             lanes.check_counts(self.books, broker)
+
+    def lane_lost(self, broker: BrokerNode, lane: int, writer_of: LaneOwner) -> None:
+        owners.check_gone(self.books, broker, lane, writer_of)
+
+    def lane_may_go(self, broker: BrokerNode, lane: int) -> None:
+        owners.check_release(self.books, broker, lane)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

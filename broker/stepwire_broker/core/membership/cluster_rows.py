@@ -77,7 +77,6 @@ class Beaten(Struct, frozen=True, kw_only=True):
     offset_ms: int = 0  # the clock of the database minus the clock of this host
     orders: tuple[int, ...] = ()  # own lanes with open orders
     controls_revision: int = 0  # the last change of `controls`
-    last_workflow: int = 0  # the highest id
     blocks: tuple[tuple[int, int], ...] = ()  # number and lane of each block of ids that was added since the last beat
 
 

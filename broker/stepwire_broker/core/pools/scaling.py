@@ -15,7 +15,8 @@ from msgspec import Struct
 UP_FROM: Final = 1.2  # of the target: a utilisation above it needs more members
 DOWN_FROM: Final = 0.5  # of the target: a utilisation below it needs fewer members
 GROWTH_FACTOR_MAX: Final = 2.0
-GAIN_MIN: Final = 0.05  # the share by which a growth must raise the throughput, or lower the utilisation
+GAIN_MIN: Final = 0.05  # the share by which a growth must raise the throughput, or lower the utilisation; a small
+# growth, which cannot do as much, must reach half of what is possible
 INTERVALS_BARRED: Final = 10  # after a growth that brought nothing; twice as many after each further one in a row
 DOUBLINGS_MAX: Final = 3
 DIGITS: Final = 9  # more digits of a product of shares are errors of floating point
@@ -174,7 +175,7 @@ class Scaler:
         if growth is None or self._cools_down(self._policy.cooldown_up_ms, mono):
             return 0
         self._growth = None
-        if load.utilization <= UP_FROM * size.target or _has_gained(growth.before, load):
+        if load.utilization <= UP_FROM * size.target or _has_gained(growth, members, load):
             self._undone_in_row = 0
             return 0
         intervals = INTERVALS_BARRED << min(self._undone_in_row, DOUBLINGS_MAX)
@@ -186,10 +187,11 @@ class Scaler:
         return self._changed_mono is not None and mono - self._changed_mono < cooldown_ms
 
 
-def _has_gained(before: PoolLoad, after: PoolLoad) -> bool:
-    if after.throughput >= (1 + GAIN_MIN) * before.throughput:
+def _has_gained(growth: _Growth, members: int, after: PoolLoad) -> bool:
+    before, gain = growth.before, min(GAIN_MIN, growth.added / members / 2)
+    if after.throughput >= (1 + gain) * before.throughput:
         return True
-    return after.utilization <= (1 - GAIN_MIN) * before.utilization
+    return after.utilization <= (1 - gain) * before.utilization
 
 
 def _capped(count: int, most: int | None) -> int:

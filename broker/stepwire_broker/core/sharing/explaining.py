@@ -43,7 +43,7 @@ def explain_stored(state: BrokerState, loaded: Loaded, event: Explain, now: Now)
     task = restored(state.workflows[row.workflow_id], row, loaded.steps)
     answer = _explained(state, task, event, now)
     unlink(task)
-    state.answer(event.request, answer)
+    state.answer(event.request, answer, lane=row.lane)
 
 
 def _explained(state: BrokerState, task: Task, event: Explain, now: Now) -> Answer:

@@ -127,7 +127,7 @@ def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[
 def _renew_credit(session: WorkerSession, message: Results) -> None:
     if message.batch_id in session.unanswered_batches:
         mark_answered(session, message.batch_id)
-    if message.free is not None and message.n >= session.free_n:
+    if message.free is not None and message.n > session.free_n:  # a copy of this message names credit that was used
         session.free_n = message.n
         session.offer(message.free, message.slots_free)
 

@@ -42,7 +42,6 @@ class _Read(msgspec.Struct, frozen=True):
     lanes: tuple[LaneOwner, ...]
     orders: tuple[int, ...]
     controls_revision: int
-    last_workflow: int
     blocks: tuple[tuple[int, int], ...]
     clock_ms: int
 
@@ -117,7 +116,6 @@ class PostgresCluster:
             offset_ms=read.clock_ms - (sent.wall + received.wall) // 2,
             orders=read.orders,
             controls_revision=read.controls_revision,
-            last_workflow=read.last_workflow,
             blocks=read.blocks,
         )
 
@@ -259,7 +257,6 @@ SELECT json_build_object(
  'orders', (SELECT coalesce(json_agg(DISTINCT o.lane), '[]') FROM {schema}.orders AS o JOIN {schema}.lanes AS l
    ON l.id = o.lane WHERE o.answer IS NULL AND l.owner = $1::text),
  'controls_revision', (SELECT coalesce(max(revision), 0) FROM {schema}.controls),
- 'last_workflow', (SELECT coalesce(max(id), 0) FROM {schema}.workflows),
  'blocks', (SELECT coalesce(json_agg(json_build_array(number, lane)), '[]') FROM {schema}.blocks
    WHERE number > $2::bigint),
  'clock_ms', (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"""
