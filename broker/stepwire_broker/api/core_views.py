@@ -1,5 +1,6 @@
 """Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -347,7 +348,7 @@ def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str)
 
 def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
     lanes, members = len(state.lanes), state.members
-    orders = (state.counters.orders_sent, state.counters.orders_answered)
+    orders = (state.counters.orders_sent, state.counters.orders_answered, time.thread_time())
     if members is None:
         return ClusterFigures(lanes, 1, False, None, *orders)
     return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)

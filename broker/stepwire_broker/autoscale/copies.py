@@ -27,7 +27,7 @@ CHECK_EVERY_S: Final = 0.05
 WITHHELD: Final = frozenset({"STEPWIRE_TOKEN", "STEPWIRE_TOKEN_FILE"})  # of the operator who runs the autoscaler
 
 
-class CannotStart(BrokerError):
+class CopyNotStarted(BrokerError):
     """The command cannot be started at all."""
 
 
@@ -41,7 +41,7 @@ class Copy:
     def __init__(
         self, number: int, argv: Sequence[str], environ: Mapping[str, str], mark: str, passing: Passing
     ) -> None:
-        """Start the command. Raises CannotStart."""
+        """Start the command. Raises CopyNotStarted."""
         self.number = number
         self.mark = f"{mark}.{number}"
         self.state = CopyState.STARTING
@@ -71,7 +71,7 @@ class Copy:
             )
         except OSError as error:
             os.close(self._out)
-            raise CannotStart(f"{argv[0]} cannot be started: {error.strerror or error}") from None
+            raise CopyNotStarted(f"{argv[0]} cannot be started: {error.strerror or error}") from None
         finally:
             os.close(theirs)
         self.pid = self._process.pid

@@ -14,7 +14,7 @@ from stepwire_broker.core.pools.scaling import DOWN_FROM, needed_for
 TARGET: Final = 1.0
 
 
-class Reason(StrEnum):
+class ChangeReason(StrEnum):
     BUSY = "busy"  # grew: steps wait that the slots of all workers cannot take
     BELOW_MIN = "below_min"  # grew to the smallest number, whatever its backlog
     IDLE = "idle"  # shrank: fewer than half of the slots are in use
@@ -26,7 +26,7 @@ class Reason(StrEnum):
     NO_TAKER = "no_taker"  # steps of the handlers wait, and these workers do not get them
 
 
-class Limits(Struct, frozen=True):
+class CopyLimits(Struct, frozen=True):
     """The options of the command. `least` and `most`: copies. `step`: copies started by one decision."""
 
     least: int
@@ -35,7 +35,7 @@ class Limits(Struct, frozen=True):
     cooldown_ms: int
 
 
-class Figures(Struct, frozen=True):
+class CopyFigures(Struct, frozen=True):
     """The backlog and the copies at one moment. `load`: steps of the deployment that wait or run, without those that no
     further worker would help. `copies`: those that are not leaving. `starting`: those of them without a session.
     `slots_per_copy`: None until a copy has named its slots. `other_slots`: of workers that another command has
@@ -50,27 +50,27 @@ class Figures(Struct, frozen=True):
     unfit: int = 0  # steps that wait and that workers of this kind do not get
 
 
-class Decision(Struct, frozen=True):
+class ChangeDecision(Struct, frozen=True):
     """The number of copies to start, or as a negative number, to end."""
 
     change: int
-    reason: Reason
+    reason: ChangeReason
 
 
-def decide(limits: Limits, seen: Figures, since_change_ms: int | None) -> Decision:
+def decide(limits: CopyLimits, seen: CopyFigures, since_change_ms: int | None) -> ChangeDecision:
     """`since_change_ms`: the time since the last change; None before the first one."""
     needed = copies_needed(seen)
     if seen.copies < limits.least:
-        return Decision(min(limits.least - seen.copies, limits.step), Reason.BELOW_MIN)
+        return ChangeDecision(min(limits.least - seen.copies, limits.step), ChangeReason.BELOW_MIN)
     if needed > seen.copies:
         return _growing(limits, seen, needed)
     wanted = max(needed, limits.least)
     if seen.copies > wanted and (_is_idle(seen) or seen.copies > limits.most):
         return _shrinking(limits, seen, since_change_ms)
-    return Decision(0, Reason.NO_TAKER if seen.unfit and not seen.load else Reason.STEADY)
+    return ChangeDecision(0, ChangeReason.NO_TAKER if seen.unfit and not seen.load else ChangeReason.STEADY)
 
 
-def copies_needed(seen: Figures) -> int:
+def copies_needed(seen: CopyFigures) -> int:
     """Return the number of copies with which every step has a slot, next to the workers of others."""
     load = max(0, seen.load - seen.other_slots)
     if seen.slots_per_copy is None:
@@ -78,24 +78,24 @@ def copies_needed(seen: Figures) -> int:
     return needed_for(load / seen.slots_per_copy, TARGET)
 
 
-def _growing(limits: Limits, seen: Figures, needed: int) -> Decision:
+def _growing(limits: CopyLimits, seen: CopyFigures, needed: int) -> ChangeDecision:
     """Two autoscalers see the workers of each other once these have a session. Each waits for its own copies before it
     starts further ones, so that together they exceed what the backlog needs by at most one step."""
     if seen.copies >= limits.most:
-        return Decision(0, Reason.AT_MAX)
+        return ChangeDecision(0, ChangeReason.AT_MAX)
     if seen.starting:
-        return Decision(0, Reason.STARTING)
-    return Decision(min(needed - seen.copies, limits.step, limits.most - seen.copies), Reason.BUSY)
+        return ChangeDecision(0, ChangeReason.STARTING)
+    return ChangeDecision(min(needed - seen.copies, limits.step, limits.most - seen.copies), ChangeReason.BUSY)
 
 
-def _shrinking(limits: Limits, seen: Figures, since_change_ms: int | None) -> Decision:
+def _shrinking(limits: CopyLimits, seen: CopyFigures, since_change_ms: int | None) -> ChangeDecision:
     if seen.starting or seen.leaving:
-        return Decision(0, Reason.STARTING if seen.starting else Reason.LEAVING)
+        return ChangeDecision(0, ChangeReason.STARTING if seen.starting else ChangeReason.LEAVING)
     if since_change_ms is not None and since_change_ms < limits.cooldown_ms:
-        return Decision(0, Reason.COOLING_DOWN)
-    return Decision(-1, Reason.IDLE)
+        return ChangeDecision(0, ChangeReason.COOLING_DOWN)
+    return ChangeDecision(-1, ChangeReason.IDLE)
 
 
-def _is_idle(seen: Figures) -> bool:
+def _is_idle(seen: CopyFigures) -> bool:
     slots = seen.copies * (seen.slots_per_copy or 1) + seen.other_slots
     return seen.load < DOWN_FROM * TARGET * slots

@@ -28,7 +28,7 @@ _VARIABLE: Final = f"{MARK}=".encode()
 # -- in the autoscaler ------------------------------------------------------------------------------------------------
 
 
-class Guard:
+class OrphanGuard:
     """The autoscaler's side. A guard that has ended is replaced when it is next used."""
 
     def __init__(self, mark: str) -> None:

@@ -14,7 +14,7 @@ class ConnectedWorker(NamedTuple):
     is_leaving: bool  # it takes no new steps
 
 
-class Backlog(NamedTuple):
+class SeenBacklog(NamedTuple):
     waiting: int
     running: int
     slots: int
@@ -29,7 +29,7 @@ class Look(NamedTuple):
     worker of another autoscaler, which starts too few copies rather than too many."""
 
     workers: list[ConnectedWorker]
-    backlog: Backlog
+    backlog: SeenBacklog
 
 
 class NoAnswer(NamedTuple):
@@ -75,6 +75,6 @@ def _worker(one: dict[str, Any]) -> ConnectedWorker:
     return ConnectedWorker(one["worker"], one["pid"], one["slots"], one["holding"], is_leaving)
 
 
-def _backlog(document: dict[str, Any]) -> Backlog:
-    values = {name: document[name] for name in Backlog._fields}
-    return Backlog(**{**values, "because": tuple(document["because"])})
+def _backlog(document: dict[str, Any]) -> SeenBacklog:
+    values = {name: document[name] for name in SeenBacklog._fields}
+    return SeenBacklog(**{**values, "because": tuple(document["because"])})

@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from .copies import CannotStart, Copy, CopyState
+from .copies import Copy, CopyNotStarted, CopyState
 from .deaths import DeathReports
-from .deciding import Decision, Figures, Limits, Reason, decide
-from .guard import Guard
-from .look import Backlog, BrokerQuestions, ConnectedWorker, Look, NoAnswer
+from .deciding import ChangeDecision, ChangeReason, CopyFigures, CopyLimits, decide
+from .guard import OrphanGuard
+from .look import BrokerQuestions, ConnectedWorker, Look, NoAnswer, SeenBacklog
 from .output import Passing
 
 LOOK_S: Final = 1.0
@@ -31,7 +31,7 @@ KILL_S: Final = 10.0  # then it is killed
 DOUBLINGS_MAX: Final = 8
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CopyEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that changed, for the output of the command."""
 
     event: str
@@ -44,12 +44,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     running: int | None = None
 
 
-class Command(Struct, frozen=True, kw_only=True):
+class CopiedCommand(Struct, frozen=True, kw_only=True):
     """The worker command, and how many copies of it to keep."""
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
-    limits: Limits
+    limits: CopyLimits
     slots: int | None
     drain_s: float  # for the copies to finish their steps when the autoscaler ends
 
@@ -65,11 +65,11 @@ class StartsFail(Exception):
 class Supervisor:
     def __init__(
         self,
-        command: Command,
+        command: CopiedCommand,
         questions: BrokerQuestions,
         deaths: DeathReports,
         passing: Passing,
-        tell: Callable[[Event], None],
+        tell: Callable[[CopyEvent], None],
     ) -> None:
         self._command = command
         self._questions = questions
@@ -77,7 +77,7 @@ class Supervisor:
         self._passing = passing
         self._tell = tell
         self._mark = secrets.token_hex(8)
-        self._guard = Guard(self._mark)
+        self._guard = OrphanGuard(self._mark)
         self._copies: dict[int, Copy] = {}
         self._owners: dict[str, Copy | None] = {}  # by worker id, of the workers of this host
         self._copies_before = 0  # at the last answer of the broker
@@ -170,14 +170,14 @@ class Supervisor:
         self._owners = known
         return [one for one in look.workers if known[one.id] is copy]
 
-    def _decided(self, look: Look) -> Decision:
+    def _decided(self, look: Look) -> ChangeDecision:
         staying = self._staying()
         own_slots = sum(copy.slots for copy in self._alive() if copy.state is CopyState.SERVING)
         per_worker = look.backlog.slots_per_worker
         # `wanted_workers` leaves out the steps that no further worker would help.
         is_wanted = look.backlog.wanted_workers > 0
         load = min(look.backlog.waiting + look.backlog.running, look.backlog.wanted_workers * per_worker)
-        seen = Figures(
+        seen = CopyFigures(
             load=load if is_wanted else 0,
             copies=len(staying),
             starting=sum(copy.state is CopyState.STARTING for copy in staying),
@@ -198,7 +198,7 @@ class Supervisor:
 
     # -- growth and reduction -----------------------------------------------------------------------------------------
 
-    def _grow(self, decision: Decision, backlog: Backlog) -> None:
+    def _grow(self, decision: ChangeDecision, backlog: SeenBacklog) -> None:
         started = self._start(decision.change)
         if started:
             self._changed_s = time.monotonic()
@@ -211,7 +211,7 @@ class Supervisor:
             self._numbered += 1
             try:
                 copy = Copy(self._numbered, self._command.argv, self._command.environ, self._mark, self._passing)
-            except CannotStart as error:
+            except CopyNotStarted as error:
                 self._failure = StartsFail(str(error), "")
                 return done
             self._guard.add(copy.pid)
@@ -221,7 +221,7 @@ class Supervisor:
             task.add_done_callback(self._waits.discard)
         return count
 
-    async def _shrink(self, decision: Decision, backlog: Backlog) -> None:
+    async def _shrink(self, decision: ChangeDecision, backlog: SeenBacklog) -> None:
         copy = min(
             (each for each in self._copies.values() if each.state is CopyState.SERVING),
             key=lambda each: (each.holding, -each.number),
@@ -265,7 +265,7 @@ class Supervisor:
             self._failed_starts = 0
             self._slots_per_copy = max(1, copy.slots)
             names = ", ".join(one.id for one in workers)
-            self._tell(Event(event="serving", text=f"copy {copy.number} serves: {names}", copy=copy.number))
+            self._tell(CopyEvent(event="serving", text=f"copy {copy.number} serves: {names}", copy=copy.number))
         elif copy.in_state_s > START_S:
             copy.kill()  # its end counts as a failed start
 
@@ -288,7 +288,7 @@ class Supervisor:
         del self._copies[copy.number]
         self._woken.set()
         if copy.state is CopyState.LEAVING:
-            self._tell(Event(event="ended", text=f"copy {copy.number} has ended", copy=copy.number))
+            self._tell(CopyEvent(event="ended", text=f"copy {copy.number} has ended", copy=copy.number))
             return
         self._after_death(copy, code)
 
@@ -310,7 +310,7 @@ class Supervisor:
         how = _end_text(code)
         what = "before it opened a session" if is_start else "while it served"
         text = f"copy {copy.number} {how} {what}; the next one starts in {wait_s:g} s"
-        self._tell(Event(event="died", text=text, copy=copy.number, worker=next(iter(copy.workers), None)))
+        self._tell(CopyEvent(event="died", text=text, copy=copy.number, worker=next(iter(copy.workers), None)))
         if self._failed_starts >= FAILED_STARTS_MAX:
             self._failure = StartsFail(
                 f"the command {how} before it opened a session, {FAILED_STARTS_MAX} times in a row", copy.printed.end
@@ -326,13 +326,13 @@ class Supervisor:
     def _staying(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if copy.state in (CopyState.STARTING, CopyState.SERVING)]
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
-    def _report(self, event: str, text: str, decision: Decision, backlog: Backlog) -> None:
+    def _report(self, event: str, text: str, decision: ChangeDecision, backlog: SeenBacklog) -> None:
         copies = len(self._staying())
         why = f"{backlog.waiting} steps wait, {backlog.running} run, {backlog.slots} slots are connected"
         self._tell(
-            Event(
+            CopyEvent(
                 event=event,
                 text=f"{text}: {_counted(copies)} now ({why})",
                 copies=copies,
@@ -342,13 +342,13 @@ class Supervisor:
             )
         )
 
-    def _tell_reason(self, decision: Decision, backlog: Backlog) -> None:
+    def _tell_reason(self, decision: ChangeDecision, backlog: SeenBacklog) -> None:
         """Tell once why waiting steps start no copy."""
         if backlog.because:
             self._tell_once("because", f"no copy is started for some steps: {'; '.join(backlog.because)}")
         else:
             self._told.pop("because", None)
-        if decision.reason is Reason.AT_MAX:
+        if decision.reason is ChangeReason.AT_MAX:
             self._tell_once("max", f"{_counted(self._command.limits.most)} run, the largest number, and steps wait")
         else:
             self._told.pop("max", None)
@@ -356,7 +356,7 @@ class Supervisor:
     def _tell_once(self, kind: str, text: str) -> None:
         if self._told.get(kind) != text:
             self._told[kind] = text
-            self._tell(Event(event=kind, text=text, copies=len(self._staying())))
+            self._tell(CopyEvent(event=kind, text=text, copies=len(self._staying())))
 
 
 def _counted(copies: int) -> str:

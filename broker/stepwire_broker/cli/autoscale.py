@@ -15,7 +15,7 @@ from .options import Options, StepwireCommand
 from .task.waiting import seconds
 
 if TYPE_CHECKING:
-    from stepwire_broker.autoscale.supervisor import Command, Event, Supervisor
+    from stepwire_broker.autoscale.supervisor import CopiedCommand, CopyEvent, Supervisor
 
 COPIES_MAX: Final = 1_000
 STEP: Final = 4
@@ -100,20 +100,20 @@ def _command(
     cooldown_s: float,
     slots: int | None,
     drain_s: float,
-) -> "Command":
-    from stepwire_broker.autoscale.deciding import Limits
-    from stepwire_broker.autoscale.supervisor import Command
+) -> "CopiedCommand":
+    from stepwire_broker.autoscale.deciding import CopyLimits
+    from stepwire_broker.autoscale.supervisor import CopiedCommand
 
     environ = {}
     if labels:
         environ["STEPWIRE_LABELS"] = ",".join(f"{key}={value}" for key, value in labels.items())
     if slots is not None:
         environ["STEPWIRE_SLOTS"] = str(slots)
-    limits = Limits(*sizes, cooldown_ms=int(cooldown_s * 1000))
-    return Command(argv=argv, environ=environ, limits=limits, slots=slots, drain_s=drain_s)
+    limits = CopyLimits(*sizes, cooldown_ms=int(cooldown_s * 1000))
+    return CopiedCommand(argv=argv, environ=environ, limits=limits, slots=slots, drain_s=drain_s)
 
 
-async def _run(options: Options, command: "Command", handlers: tuple[str, ...], labels: dict[str, str]) -> None:
+async def _run(options: Options, command: "CopiedCommand", handlers: tuple[str, ...], labels: dict[str, str]) -> None:
     from stepwire_protocol import host
 
     from stepwire_broker.autoscale.deaths import DeathReports
@@ -155,7 +155,7 @@ def _end_on_signals(supervisor: "Supervisor", stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-def _print(options: Options, event: "Event") -> None:
+def _print(options: Options, event: "CopyEvent") -> None:
     """Print one line for each change: a JSON object, or a sentence."""
     if options.output == "text":
         output.echo(event.text)
