@@ -1,5 +1,6 @@
 """Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -369,6 +370,7 @@ def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -
         notifications_sent=notifications.sent,
         notifications_received=notifications.received,
         is_listening=None if members is None else notifications.is_listening,
+        loop_busy_s=time.thread_time(),
     )
 
 
