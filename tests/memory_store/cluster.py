@@ -17,6 +17,7 @@ from stepwire_broker.core.membership.cluster_rows import (
     Presence,
     TakeLanes,
 )
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import Now
 
 from . import tables as memory
@@ -170,6 +171,15 @@ class MemoryCluster:
         row_now = tables.brokers.get(self._broker)
         if row_now is not None and row_now.epoch == self._epoch:
             tables.brokers[self._broker] = replace(row_now, is_draining=True)
+
+    def notify(self, notification: Notification) -> None:
+        """The simulation delivers notifications itself."""
+
+    def receive(self) -> Notification | None:
+        return None
+
+    def stop_receiving(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
