@@ -72,14 +72,15 @@ class Program:
         self.started_ns = now_ns()
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._out_from, self._err_from = out.tell(), err.tell()
-            self.process = subprocess.Popen(
+            # In a session of its own: a Ctrl-C in the tests does not reach it.
+            self.process = forked.start(
                 argv,
-                cwd=site.directory,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
+                site.directory,
+                environ,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # a Ctrl-C in the tests does not reach it
+                start_new_session=True,
+                may_fork=site.may_fork,
             )
         self.pid = self.process.pid
         site.fault("started", self)
@@ -162,7 +163,10 @@ class Site:
         settings: Mapping[str, Any] | None = None,
         *,
         state_directory: Path | None = None,
+        may_fork: bool = True,
     ) -> None:
+        """`may_fork`: brokers and workers start quickly, but /proc has the forker's arguments and environment."""
+        self.may_fork = may_fork
         # Not pytest's own directory: the path of a socket has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="sw-"))
         self.programs: list[Program] = []

@@ -82,9 +82,7 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 def _misses_a_broker(state: BrokerState, worker: str) -> bool:
     """True if this worker may have no session with the owner of a step, who alone could acknowledge its result.
 
-    A worker inside the process has a session with one broker at most. Over HTTP, it reports here although its session
-    is with a broker that has died, and may get a session with a third one.
-    """
+    A worker over HTTP sends its results to one broker. That may be another one than the broker of its session."""
     if worker in state.attached:
         return True
     session = state.sessions.get(worker)
