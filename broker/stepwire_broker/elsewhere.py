@@ -13,7 +13,7 @@ from .core.answers.answers import Answer, CommandRefused, Done
 from .core.answers.hints import Hint, HintCode
 from .core.commit.decision import OrderToStore, WaitElsewhere
 from .core.membership.notifications import Notification
-from .core.sharing.explaining import WhyAnswer
+from .core.sharing.explaining import EXPLANATIONS
 from .core.sharing.order_texts import command_text, read_answer
 from .core.sharing.orders import ORDER_LIVES_MS
 from .errors import BrokerError
@@ -110,7 +110,7 @@ class Elsewhere:
             pause_s = min(2 * pause_s, LOOK_S_MAX)
             stored = await self._stored_answer(number)
             if stored is not None:
-                return read_answer(stored, {WhyAnswer.__name__: WhyAnswer}) or CommandRefused(
+                return read_answer(stored, EXPLANATIONS) or CommandRefused(
                     "commit_unknown", "the owner of the task has another version, and its answer cannot be read"
                 )
             if self._loop.time() > until_s:

@@ -31,7 +31,7 @@ from stepwire_broker.core.model.states import DISPATCHED, READY, STEP_FINAL
 from stepwire_broker.core.model.targets import BUS, LOCAL
 from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.routing.runtime_rules import stored_rules
-from stepwire_broker.core.sharing.explaining import WhyAnswer
+from stepwire_broker.core.sharing.explaining import EXPLANATIONS
 from stepwire_broker.core.sharing.order_texts import command_text, read_answer
 from stepwire_broker.core.sharing.orders import LOOK_EVERY_MS
 from stepwire_broker.core.state import BrokerState, Identity
@@ -172,8 +172,8 @@ class World:
         return next(iter(self.writings.values()), None)
 
     def flush(self) -> None:
+        self.machine.dispatch(self.now)
         for lane in self.state.outbox.lanes:
-            self.machine.dispatch(lane, self.now)
             group, decision = self.machine.next_group(lane, self.now)
             self._act(decision)
             if group is not None:
@@ -268,7 +268,7 @@ class World:
     def order_answer(self, order_id: int) -> Any:
         """The answer to an order; None while it has none."""
         text = self.rows.tables.orders[order_id].answer
-        return None if text is None else read_answer(text, {WhyAnswer.__name__: WhyAnswer})
+        return None if text is None else read_answer(text, EXPLANATIONS)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

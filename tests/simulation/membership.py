@@ -155,7 +155,8 @@ class Membership:
         def opened(taken: tuple[TakenLane, ...]) -> None:
             self._done(LanesTaken(taken))
 
-        server.call(node, lambda: cluster.take_rows(takes), read, failed, 2 * BEAT_PATIENCE_MS, True)
+        patience_ms, begins = 2 * BEAT_PATIENCE_MS, cluster.begin_take
+        server.call(node, lambda: cluster.take_rows(takes), read, failed, patience_ms, True, begins=begins)
 
     def _give_up(self, lane: LaneReleasable) -> None:
         def released(_: Any) -> None:

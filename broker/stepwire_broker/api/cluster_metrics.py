@@ -18,6 +18,7 @@ class ClusterFigures(NamedTuple):
     notifications_sent: int
     notifications_received: int
     is_listening: bool | None  # None: no other broker can use the database
+    loop_busy_s: float  # processor time of the event loop's thread, since the start
 
 
 ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
@@ -46,6 +47,12 @@ CLUSTER_METRICS: Final = (
         "stepwire_beat_age_seconds",
         "Time since the last beat of this broker that the database confirmed. Only where several brokers can share it.",
         lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
+    ),
+    ClusterMetric(
+        "stepwire_loop_busy_seconds_total",
+        "Processor time of the event loop. A rate above 0.75 means that one more broker would help.",
+        lambda c: [((), c.loop_busy_s)],
+        "counter",
     ),
     ClusterMetric(
         "stepwire_orders_sent_total",

@@ -1,5 +1,6 @@
 """Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -93,6 +94,15 @@ def is_elsewhere(broker: EnginePort, number: int) -> bool:
     return broker.state.is_shared and broker.state.lane_of(number) not in broker.state.lanes
 
 
+def live_owner(broker: EnginePort, number: int) -> str | None:
+    """The other broker that owns the task or step that has this id; None if no living one is known to own it."""
+    lane, members = broker.state.lane_of(number), broker.state.members
+    if members is None:
+        return None
+    alive = {row.id for row in members.live}
+    return next((each.owner for each in members.lanes if each.lane == lane and each.owner in alive), None)
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
@@ -105,6 +115,18 @@ def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
+
+
+def lanes_by_owner(broker: EnginePort) -> dict[str, int]:
+    """The number of lanes of each broker, as of the last beat; those of this one as they are now. Lanes without an
+    owner are counted under ""."""
+    state = broker.state
+    counts = {broker.broker_id: len(state.lanes)}
+    for row in () if state.members is None else state.members.lanes:
+        if row.lane not in state.lanes:
+            owner = "" if row.owner in (None, broker.broker_id) else row.owner
+            counts[owner] = counts.get(owner, 0) + 1
+    return counts
 
 
 class BrokerView(NamedTuple):
@@ -348,6 +370,7 @@ def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -
         notifications_sent=notifications.sent,
         notifications_received=notifications.received,
         is_listening=None if members is None else notifications.is_listening,
+        loop_busy_s=time.thread_time(),
     )
 
 

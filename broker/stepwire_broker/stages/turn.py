@@ -93,8 +93,8 @@ class Turn:
 
     def _hand_over(self, now: Now) -> None:
         machine = self._machine
+        machine.dispatch(now)
         for lane in machine.state.outbox.lanes:
-            machine.dispatch(lane, now)
             group, decision = machine.next_group(lane, now)
             if group is not None:
                 self._around.put(group)

@@ -18,6 +18,7 @@ from .watch import BrokerWatch, Workers, owner_of
 BEATS_A_LEASE: Final = 5
 DARK_PERCENT: Final = 94  # of the lease: two clocks may differ by 3 % each
 BEHIND_BEATS: Final = 2  # for which another broker has fewer lanes than its aim, before one is released for it
+RELEASED_PART: Final = 8  # such a part of all lanes is given up at a beat for balance, while the others are served
 OFFSETS: Final = 5  # of the last beats: a single one may have waited on its way
 OFFSET_STEP_MS: Final = 1_000
 STUCK_BEATS: Final = 3  # at which a lane of a dead broker could not be taken, because a transaction holds it
@@ -253,8 +254,8 @@ class Members:
         return before._replace(beats=before.beats + self._counted)
 
     def _release(self, own: OwnLanes, served: set[int], share: Share, conclusion: Conclusion) -> None:
-        """Release every lane if this broker does not count and another one does. Otherwise release at most one, for a
-        broker that has had fewer lanes than its aim for two beats, and has no free lane to take."""
+        """Release every lane if this broker does not count and another one does. Otherwise release lanes above the own
+        aim for brokers that have had fewer lanes than theirs for two beats, and have no free lane to take."""
         staying = [lane for lane in own.served if lane in served and lane not in own.leaving]
         if self._broker not in share.held:
             self._behind = {}
@@ -266,9 +267,10 @@ class Members:
             broker: self._behind.get(broker, 0) + self._counted for broker, lanes in missing.items() if lanes > 0
         }
         wanted = sum(missing[broker] for broker, beats in self._behind.items() if beats >= BEHIND_BEATS)
-        on_the_way = len(self._free) + len(own.leaving & served)
-        if share.held[self._broker] > share.aims[self._broker] and wanted > on_the_way:
-            conclusion.releases = staying[:1]
+        leaving = len(own.leaving & served)
+        surplus = share.held[self._broker] - share.aims[self._broker]
+        several = max(1, len(self.lanes) // RELEASED_PART)
+        conclusion.releases = staying[: max(0, min(several, surplus, wanted - len(self._free) - leaving))]
 
 
 def version_of(text: str) -> tuple[int, ...]:

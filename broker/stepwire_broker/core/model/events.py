@@ -94,6 +94,13 @@ class Explain(Command, frozen=True):
     step: str | None = None
 
 
+class ExplainSteps(Command, frozen=True):
+    """Describe what is only in memory of the open steps of this task, or of this one: reasons and progress."""
+
+    task_id: int
+    step_id: int | None = None
+
+
 class LearnCatalogue(Command, frozen=True):
     """Answer after workflows and controls of other brokers were read."""
 
