@@ -31,8 +31,9 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     `unix:PATH` is a Unix socket, where the broker's own user needs no token. `url` may name several brokers of one
     database, as a sequence or separated by commas: the client uses one of them until it fails, and then the next.
 
-    The token is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
-    content of `.stepwire/token`. A file is read again when its token is refused: a new broker has a new one.
+    The token is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of
+    $STEPWIRE_TOKEN_FILE, the content of `.stepwire/token`. A file is read again when its token is refused: a new broker
+    has a new one.
 
     A token is sent over plain HTTP only within this machine, unless `allow_insecure` or $STEPWIRE_ALLOW_INSECURE says
     otherwise. A token from the environment is not sent to another machine whose address was only found in

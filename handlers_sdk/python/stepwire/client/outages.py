@@ -109,8 +109,8 @@ class Patience:
         self._pause_s = PAUSE_MIN_S
 
     def pause(self, failed: FailedTry) -> None:
-        """Sleep before the next try, unless an address was not tried yet. Raises the error of the failed one if the time
-        is over."""
+        """Sleep before the next try, unless an address was not tried yet. If the time is over, raises the error of the
+        failed one."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from stepwire.errors import (
     ClientError,
-    ConfigurationError,
     Denied,
     NotFound,
     Overloaded,
