@@ -1,4 +1,4 @@
-"""A burst of steps on workers of two languages: autoscaled from none and back, beside fixed numbers of workers.
+"""A burst of steps on workers of two languages: autoscaled from none and back, and fixed numbers of workers for comparison.
 
     python -m tests.autoscale.burst [--steps 10000] [--ms 200] [--copies 20] [--slots 4] [--step 10] [--cooldown 500ms]
         [--runs fixed,autoscale,few] [--go PROGRAM]
