@@ -1,4 +1,4 @@
-"""A burst of steps on workers of two languages: autoscaled from none and back, and fixed numbers of workers for comparison.
+"""A burst of steps on autoscaled workers of two languages, from none and back, and on fixed numbers of workers.
 
     python -m tests.autoscale.burst [--steps 10000] [--ms 200] [--copies 20] [--slots 4] [--step 10] [--cooldown 500ms]
         [--runs fixed,autoscale,few] [--go PROGRAM]
