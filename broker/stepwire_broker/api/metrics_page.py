@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: the table of the metrics, for readers."""
+"""Generates docs/reference/metrics.md from the table of metrics."""
 
 from typing import Final
 
