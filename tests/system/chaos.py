@@ -11,6 +11,7 @@ is printed, and the exit code is then 1.
 """
 
 import argparse
+import contextlib
 import math
 import random
 import sys
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from tests.checker import Verdict, judge, page
@@ -29,6 +31,8 @@ from .ledger import now_ns
 FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze", "server")
 CYCLE_BOUND_S: Final = 60.0
 SETTLE_BOUND_S: Final = 120.0
+SLOWER: Final = (4, 16)
+SLOWER_AFTER_S: Final = 15.0
 SPREAD_MS: Final = 300  # a kill comes at a random moment within this time from the start of its cycle
 COMMITS_MAX: Final = 40  # a broker killed at a commit has written at most this many groups
 
@@ -46,6 +50,10 @@ class Campaign(NamedTuple):
     backlog: int = 400  # maximum number of open tasks
     command: tuple[str, ...] = ()  # a worker program in any language that offers `conform.book`; (): the tests' own
 
+    @property
+    def handler_class(self) -> str:
+        return "conform.book" if self.command else "system.work"
+
 
 class Cycle(NamedTuple):
     fault: str
@@ -54,20 +62,28 @@ class Cycle(NamedTuple):
     down_s: float
 
 
-def mixed(name: str, handler_class: str = "system.work") -> dict[str, Any]:
-    """Return a workflow of some hundreds of milliseconds, with an at_most_once step and a step that fails once."""
+def mixed(name: str, handler_class: str = "system.work", times: int = 1) -> dict[str, Any]:
+    """Return a workflow of some hundreds of milliseconds, with an at_most_once step and a step that fails once.
+
+    `times`: every step takes so many times as long.
+    """
     steps: list[dict[str, Any]] = [
-        {"name": "take", "handler_config": {"work_ms": 150}},
-        {"name": "pay", "depends_on": ["take"], "handler_config": {"work_ms": 250}, "delivery_mode": "at_most_once"},
+        {"name": "take", "handler_config": {"work_ms": 150 * times}},
+        {
+            "name": "pay",
+            "depends_on": ["take"],
+            "handler_config": {"work_ms": 250 * times},
+            "delivery_mode": "at_most_once",
+        },
         {
             "name": "pack",
             "depends_on": ["take"],
-            "handler_config": {"work_ms": 100, "failures": 1},
+            "handler_config": {"work_ms": 100 * times, "failures": 1},
             "backoff": {"kind": "constant", "base_ms": 50, "jitter": "none"},
         },
-        {"name": "ship", "depends_on": ["pay", "pack"], "handler_config": {"work_ms": 200}},
+        {"name": "ship", "depends_on": ["pay", "pack"], "handler_config": {"work_ms": 200 * times}},
     ]
-    return workflow(name, *({"handler_class": handler_class, **step} for step in steps))
+    return workflow(name, *({"handler_class": handler_class, **step} for step in steps), version=str(times))
 
 
 def run(
@@ -78,7 +94,7 @@ def run(
     chance = random.Random(campaign.seed)
     is_faulty = "commit" in campaign.faults
     site.start_broker(with_faults=is_faulty)
-    site.apply(mixed("mixed", "conform.book" if campaign.command else "system.work"))
+    site.apply(mixed("mixed", campaign.handler_class))
     workers = [_start_worker(site, f"w{i}", campaign) for i in range(campaign.workers)]
     load = Load(site, campaign.clients, campaign.backlog)
     cycles: list[Cycle] = []
@@ -87,11 +103,7 @@ def run(
             if time.monotonic() >= until_s:
                 break
             fault = chance.choice(campaign.faults)
-            in_flight = eventually(
-                lambda: _in_flight(site, campaign.in_flight),
-                f"{campaign.in_flight} deliveries in flight",
-                CYCLE_BOUND_S,
-            )
+            in_flight = _await_in_flight(site, campaign)
             time.sleep(chance.random() * SPREAD_MS / 1000)
             done = _FAULTS[fault](site, workers, chance, campaign)
             cycles.append(Cycle(fault, in_flight, *done))
@@ -103,6 +115,20 @@ def run(
         load.stop()
     eventually(lambda: open_tasks(site) == 0 or None, "every task to end", SETTLE_BOUND_S)
     return judge(site.database, site.ledgers, lease_ms=campaign.lease_ms), cycles
+
+
+def _await_in_flight(site: Site, campaign: Campaign) -> int:
+    """Wait until enough deliveries are in flight. If a slow machine is too late for that, steps take longer."""
+    what = f"{campaign.in_flight} deliveries in flight"
+    for times in SLOWER:
+        with contextlib.suppress(Stuck):
+            return eventually(lambda: _in_flight(site, campaign.in_flight), what, SLOWER_AFTER_S)
+        eventually(partial(_is_applied, site, mixed("mixed", campaign.handler_class, times)), "a slower workflow")
+    return eventually(lambda: _in_flight(site, campaign.in_flight), what, CYCLE_BOUND_S)
+
+
+def _is_applied(site: Site, document: dict[str, Any]) -> bool:
+    return site.ask("POST", "/v1/workflows", document).status in (200, 201)
 
 
 class Load:
