@@ -2,23 +2,27 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
 
+from .core.backlog import counting
 from .core.commit.decision import LaneReleasable
 from .core.definitions.settings import Settings
 from .core.lanes import beats, darkness
-from .core.membership.cluster_rows import Presence
+from .core.membership.cluster_rows import Presence, RouteLoad
 from .core.membership.members import Conclusion
+from .core.membership.notifications import Notification, NotificationCounts
 from .core.model.commit_group import LaneLost
 from .core.model.events import Event, LanesTaken, Now
 from .core.state import BrokerState
 from .store import Store
 from .store.clocks import read_clocks
 from .store.cluster_threads import ClusterEvent, ClusterThreads
+
+BACKLOG_MS: Final = 1_000  # between two counts of the steps in memory
 
 log = structlog.get_logger("stepwire.broker")
 
@@ -29,12 +33,15 @@ class ClusterActions(NamedTuple):
     handle: Callable[[Event], None]
     flush: Callable[[], None]
     stop: Callable[[str], None]  # for this reason, because another process has replaced this one
+    answered: Callable[[Collection[int]], None]  # these orders have answers now
 
 
 class ClusterLink:
     """Used on the loop. Without a cluster, every method does nothing."""
 
-    def __init__(self, settings: Settings, state: BrokerState, store: Store, actions: ClusterActions) -> None:
+    def __init__(
+        self, settings: Settings, state: BrokerState, store: Store, actions: ClusterActions, counts: NotificationCounts
+    ) -> None:
         self._state = state
         self._store = store
         self._actions = actions
@@ -43,7 +50,9 @@ class ClusterLink:
         self._loop = asyncio.get_running_loop()
         self._is_dark = False  # as it was logged
         self._is_closed = False
-        self._threads = None if store.cluster is None else ClusterThreads(store.cluster, self._report)
+        self._backlog: tuple[RouteLoad, ...] = ()
+        self._backlog_due_mono = 0
+        self._threads = None if store.cluster is None else ClusterThreads(store.cluster, self._report, counts)
 
     @property
     def is_shared(self) -> bool:
@@ -100,13 +109,24 @@ class ClusterLink:
         if conclusion.takes is not None and self._threads is not None:
             self._threads.take(conclusion.takes)
 
+    def notify(self, notification: Notification) -> None:
+        """Let the other brokers look at the database now. Without them, there is nothing to send."""
+        members = self._state.members
+        if self._threads is not None and members is not None and members.live:
+            self._threads.notify(notification)
+
     def release(self, releasable: LaneReleasable) -> None:
         """Give a lane up."""
         assert self._threads is not None, "only a broker among others releases lanes"
         self._threads.release(releasable)
 
     def _presence(self) -> Presence:
-        return beats.presence(self._state, self._http, self._config_digest)
+        now_mono = read_clocks().mono
+        if (
+            now_mono >= self._backlog_due_mono
+        ):  # counting takes milliseconds, and the loop turns more often than it beats
+            self._backlog, self._backlog_due_mono = counting.in_row(self._state), now_mono + BACKLOG_MS
+        return beats.presence(self._state, self._http, self._config_digest, self._backlog)
 
     def _report(self, event: ClusterEvent) -> None:
         """Pass an event to the loop. Called in the threads of the cluster."""
@@ -115,7 +135,11 @@ class ClusterLink:
     def _on_event(self, event: ClusterEvent) -> None:
         if self._is_closed:
             return
-        if isinstance(event, LanesTaken):
+        if isinstance(event, Notification):
+            if event.lanes:
+                self.beat_now()
+            self._actions.answered(event.answers)
+        elif isinstance(event, LanesTaken):
             for taken in event.lanes:
                 if taken.lane in self._state.lanes:
                     self._actions.handle(LaneLost(taken.lane))  # the broker has lost it, and taken it again

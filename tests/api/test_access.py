@@ -27,6 +27,7 @@ ROUTES = [
     ("GET", "/v1/tasks"),
     ("GET", "/v1/tasks/{task_id}"),
     ("GET", "/v1/breakers"),
+    ("GET", "/v1/backlog"),
     ("GET", "/v1/brokers"),
     ("GET", "/v1/lanes"),
     ("POST", "/v1/lanes/{lane}/move"),

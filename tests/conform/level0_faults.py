@@ -21,6 +21,8 @@ _CASES: Final = {
     "small_messages": "loop.large",
     "forgets_the_version": "loop.members",
     "never_reconnects": "loop.restart",
+    "first_broker_only": "loop.brokers",
+    "answers_the_first_broker_only": "loop.brokers",
 }
 
 LEVEL0_FAULTS: Final = {f"level0_{fault}": case for fault, case in _CASES.items()}

@@ -29,6 +29,8 @@ FAULTS: Final = (
     "small_messages",
     "forgets_the_version",
     "never_reconnects",
+    "first_broker_only",
+    "answers_the_first_broker_only",
 )
 
 
@@ -45,8 +47,10 @@ class Loop:
             steps.maxmsgsize = 100_000
         if self._fault == "never_reconnects":
             steps.reconnect_ivl = -1
-        steps.connect(os.environ["STEPWIRE_STEPS"])
-        results.connect(os.environ["STEPWIRE_RESULTS"])
+        for endpoint in self._endpoints("STEPWIRE_STEPS"):
+            steps.connect(endpoint)
+        for endpoint in self._endpoints("STEPWIRE_RESULTS"):
+            results.connect(endpoint)
         steps.subscribe(b"" if self._fault == "subscribes_everything" else b"steps")
         while True:
             answer = self._answer(steps.recv())
@@ -54,6 +58,13 @@ class Loop:
                 continue
             for _ in range(2 if self._fault == "answers_twice" else 1):
                 self._send(results, answer)
+
+    def _endpoints(self, variable: str) -> list[str]:
+        endpoints = os.environ[variable].split(",")
+        is_cut = self._fault == "first_broker_only" or (
+            self._fault == "answers_the_first_broker_only" and variable == "STEPWIRE_RESULTS"
+        )
+        return endpoints[:1] if is_cut else endpoints
 
     def _answer(self, frame: bytes) -> bytes | None:
         topic, _, body = frame.partition(b" ")

@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from stepwire_broker.core.commit.outbox import Outbox, SendAck, SendAnswer
+from stepwire_broker.core.commit.outbox import Outbox, SendAck, SendAnswer, SendMessage
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResumeTask, RetryTask
 from stepwire_broker.core.model import events
+from stepwire_broker.core.workers.executor_control import PauseExecutor
 from stepwire_protocol import messages as wire
 
 from .world import CHAIN, DIES_MS, ONCE, ONE, W2, W, World, held
@@ -234,6 +235,36 @@ def test_the_answer_to_a_submission_waits_for_its_own_lane_only() -> None:
     assert (of_lane[2] in world.answers, of_lane[1] in world.answers) == (True, False)
 
 
+def test_the_answer_to_a_command_that_belongs_to_no_task_waits_only_for_the_lane_with_its_row() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    world.auto = False
+    while len(world.writings) < 2:
+        world.submit()
+    world.ask(PauseExecutor, executor="bus")
+    of_pause = world.requests
+    world.commit(1)
+    assert of_pause not in world.answers
+    world.commit(1)
+    assert of_pause in world.answers
+    assert world.writings.keys() == {2}
+
+
+def test_a_command_that_changes_no_control_waits_for_a_control_in_a_lane_that_was_the_lowest() -> None:
+    world = World(lanes=2, own=[2])
+    world.auto = False
+    world.settle()
+    world.ask(PauseExecutor, executor="bus")
+    world.take(1)
+    world.ask(PauseExecutor, executor="bus")
+    unchanged = world.requests
+    while 1 in world.writings:
+        world.commit(1)
+    assert unchanged not in world.answers
+    world.commit(2)
+    assert unchanged in world.answers
+
+
 def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lanes() -> None:
     world = World()
     ids = [world.task(ONE) for _ in range(2)]
@@ -246,7 +277,8 @@ def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lane
         "one": SendAnswer(1, None, of_one),
         "two": SendAnswer(2, None, of_two),
         "both": SendAck(b"", None, (of_one, of_two)),
-        "unnamed": SendAnswer(3, None),
+        "unnamed": SendMessage(None, None),
+        "control": SendAnswer(3, None),
     }
     outbox.touch(1).promised = outbox.touch(2).promised = True
     for send in sends.values():
@@ -264,7 +296,7 @@ def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lane
     outbox.send(sends["two"])  # lane 2 has nothing open now
     assert released() == ["two"]
     outbox.committed(1, 11)
-    assert released() == ["one", "both", "unnamed"]
+    assert released() == ["one", "control", "both", "unnamed"]
     assert len(outbox) == 0
 
 

@@ -126,7 +126,7 @@ def test_an_ack_for_results_of_two_lanes_is_not_sent_if_one_of_them_is_lost() ->
     assert world.row(kept).state == "completed"
 
 
-def test_an_answer_that_waits_for_every_lane_is_unknown_if_one_of_them_is_lost_before_its_commit() -> None:
+def test_the_answer_to_a_control_is_unknown_if_the_lane_with_its_row_is_lost_before_the_commit() -> None:
     world, _lost, _kept = two_lanes()
     world.auto = False
     while len(world.writings) < 2:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +83,34 @@ def test_an_error_for_a_batch_of_another_broker_is_no_late_result() -> None:
     error = wire.ResultsLevel0(batch_id="batch_of_b2", protocol_version="1.0", error="no")
     world.handle(error)
     assert (world.state.counters.ignored, world.state.counters.late_results) == (1, 0)
+
+
+def test_a_peer_is_free_when_it_has_answered_a_batch_whose_lane_was_lost_meanwhile() -> None:
+    world = World(lanes=2)
+    world.peer()
+    submitted(world, 1)
+    submitted(world, 1)
+    (batch,) = world.handed
+    world.lose(world.state.lane_of(batch.steps[0].step_id))
+    assert len(world.handed) == 1
+    world.answer(batch)
+    assert [step.task_id for step in world.handed[-1].steps] == list(world.state.tasks)
+    assert world.state.counters.level0_expiries == 0
+
+
+def test_an_answer_with_the_results_of_a_lost_lane_only_leaves_the_rest_of_its_batch_to_the_lease() -> None:
+    world = World(Settings(bus=BusSettings(level0=Level0Settings(batch_max_steps=2))), lanes=2)
+    submitted(world, 1)
+    submitted(world, 1)
+    world.peer()
+    (batch,) = world.handed
+    lost, kept = sorted((step.step_id for step in batch.steps), key=lambda id: world.state.lane_of(id) or 0)
+    world.lose(1)
+    done: dict[str, Any] = {"status": "completed", "output": msgspec.Raw(b"{}")}
+    world.answer(batch, results=[wire.Result(step_id=lost, **done)])
+    assert batch.batch_id in world.state.level0.handouts
+    world.answer(batch, results=[wire.Result(step_id=kept, **done)])
+    assert world.state.level0.handouts == {}
 
 
 # -- dispatch ---------------------------------------------------------------------------------------------------------

@@ -7,17 +7,20 @@ import random
 
 import msgspec
 import pytest
+import stepwire_protocol.messages as wire
 from stepwire_broker.core.answers.answers import CommandRefused, Done
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
+from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model import events, facts
-from stepwire_broker.core.sharing.explaining import WhyAnswer
+from stepwire_broker.core.sharing.explaining import StepsAnswer, WhyAnswer
 from stepwire_broker.core.sharing.order_texts import COMMANDS, command_text, read_command
 from stepwire_broker.core.sharing.orders import LOOK_EVERY_MS, ORDER_LIVES_MS, forget_lane
 from stepwire_broker.store.ports import LANE
 
-from .world import CHAIN, DIES_MS, ONCE, ONE, World
+from .world import CHAIN, DIES_MS, ONCE, ONE, W, World
 
 ELSEWHERE = IDS_PER_BLOCK + 7  # an id of the second lane
 ANN = {"by": "ann", "via": "token", "request_id": "9.5"}  # the client of another broker
@@ -323,6 +326,43 @@ def test_the_owner_explains_a_task_in_memory_and_a_task_that_is_only_stored() ->
     assert task_id not in world.state.tasks
 
 
+def test_the_owner_explains_the_open_steps_of_a_task_and_reports_their_progress() -> None:
+    world = shared()
+    task_id = world.task(CHAIN)
+    stored = world.order(events.ExplainSteps, task_id=task_id)
+    world.look()
+    answer = world.order_answer(stored)
+    assert isinstance(answer, StepsAnswer)
+    assert [(why.step_id, why.code) for why in answer.steps] == [
+        (task_id + 1, "no_worker_offers"),
+        (task_id + 2, "waits_for"),
+        (task_id + 3, "waits_for"),
+    ]
+    world.hello()
+    (batch,) = world.batches()
+    item = (batch.steps[0].step_id, batch.steps[0].delivery)
+    world.accept(batch)
+    world.say(wire.Progress(v="2.0", worker=W, session=world.session_id(1), items=[(*item, 3, 10, "half way")]))
+    both = world.order(events.ExplainSteps, task_id=task_id)
+    second = world.order(events.ExplainSteps, task_id=task_id, step_id=task_id + 2)
+    world.look()
+    answer = world.order_answer(both)
+    (running, waiting, _), (report,) = answer.steps, answer.progress
+    assert (running.code, running.delivery, report.step_id, report.done) == ("running", 1, task_id + 1, 3.0)
+    assert world.order_answer(second).steps == (waiting,)
+
+
+def test_the_owner_explains_the_open_steps_of_a_task_that_is_only_stored() -> None:
+    world = shared(settings=Settings(limits=LimitSettings(max_active_tasks=1)))
+    world.task(ONE)
+    task_id = world.task(ONE)
+    assert task_id not in world.state.tasks
+    order = world.order(events.ExplainSteps, task_id=task_id)
+    world.look()
+    assert [why.code for why in world.order_answer(order).steps] == ["no_worker_offers"]
+    assert task_id not in world.state.tasks
+
+
 def test_a_held_step_is_resolved_by_an_order() -> None:
     world = shared()
     task_id = world.task(ONCE)
@@ -371,3 +411,42 @@ def test_every_order_is_carried_out_once_whenever_brokers_are_killed_and_commits
         changes = [row.outcome for row in commands if row.target == f"task {task_id}"]
         facts_of_task = [kind for kind in kinds(world, task_id) if kind in ("paused", "resumed")]
         assert changes.count("done") == len(facts_of_task)
+
+
+# -- notifications ----------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_carried_out_at_once_when_its_owner_is_notified() -> None:
+    world = shared()
+    task_id = world.task(CHAIN)
+    order = world.order(PauseTask, task_id=task_id, **ANN)
+    world.handle(Notification(orders=(LANE + 1,)))
+    assert world.order_answer(order) is None  # that lane is another broker's
+    world.handle(Notification(orders=(LANE,)))
+    assert world.order_answer(order) == Done(task_id, "paused")
+    assert world.notifications[-1] == Notification(answers=(order,))
+
+
+def test_a_notification_during_a_look_is_followed_by_another_look() -> None:
+    world = shared(answers_reads=False)
+    world.look()
+    world.handle(Notification(orders=(LANE,)))
+    world.handle(Notification(orders=(LANE,)))
+    assert len(world.reads) == 1
+    world.read()
+    assert len(world.reads) == 1
+    world.read()
+    assert not world.reads
+
+
+def test_a_control_of_another_broker_is_used_at_once_after_a_notification() -> None:
+    world = shared()
+    before = world.reads_decided
+    world.handle(Notification(controls=True))
+    assert world.reads_decided == before + 1
+
+
+def test_a_committed_change_of_the_controls_is_notified() -> None:
+    world = shared()
+    world.apply(CHAIN)
+    assert world.notifications == [Notification(controls=True)]

@@ -70,6 +70,19 @@ def test_a_refusal_of_another_delivery_changes_nothing() -> None:
     assert (world.row(task_id).state, world.row(task_id).delivery) == ("dispatched", 1)
 
 
+def test_a_copy_of_results_names_no_credit_again() -> None:
+    world = World()
+    for _ in range(3):
+        world.task(ONE)
+    world.hello(slots=1, prefetch=0)
+    (first,) = world.batches()
+    rid = world.result(first, n=5, free=1)
+    second = world.batches()[-1]
+    world.accept(second, free=0)
+    world.result(first, n=5, free=1, rid=rid)
+    assert world.batches()[-1] == second
+
+
 # -- start and go -----------------------------------------------------------------------------------------------------
 
 

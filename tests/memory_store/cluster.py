@@ -17,6 +17,7 @@ from stepwire_broker.core.membership.cluster_rows import (
     Presence,
     TakeLanes,
 )
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import Now
 
 from . import tables as memory
@@ -32,7 +33,6 @@ class BeatRows(NamedTuple):
     lanes: tuple[LaneOwner, ...]
     orders: tuple[int, ...]
     controls_revision: int
-    last_workflow: int
     blocks: tuple[tuple[int, int], ...]
     clock_ms: int
 
@@ -53,6 +53,7 @@ class MemoryCluster:
         self._broker = broker
         self.epoch = self._epoch = epoch
         self._clocks = clocks
+        self.ends_before: dict[int, int] = {}  # by lane: its end when the last take began
         self._block = -1  # the highest number of a block that was reported
 
     def start(self, version: str, worker_lease_ms: int) -> None:
@@ -90,7 +91,6 @@ class MemoryCluster:
             lanes=tuple(LaneOwner(lane, *of) for lane, of in sorted(tables.lanes.items())),
             orders=tuple(lane for lane in own if lane in open_orders),
             controls_revision=MemoryQueries(tables).controls_revision(),
-            last_workflow=max(tables.workflows, default=0),
             blocks=tuple(blocks),
             clock_ms=tables.now_ms(),
         )
@@ -105,7 +105,6 @@ class MemoryCluster:
             offset_ms=rows.clock_ms - (sent.wall + received.wall) // 2,
             orders=rows.orders,
             controls_revision=rows.controls_revision,
-            last_workflow=rows.last_workflow,
             blocks=rows.blocks,
         )
 
@@ -113,6 +112,10 @@ class MemoryCluster:
 
     def take(self, takes: TakeLanes) -> list[TakenLane]:
         return list(self.read_taken(self.take_rows(takes)))
+
+    def begin_take(self) -> None:
+        """Note what the statement that takes lanes would read: its view of the rows is older than its locks."""
+        self.ends_before = dict(self._tables.seqs)
 
     def take_rows(self, takes: TakeLanes) -> list[TakenEnd]:
         """Take lanes that are free, own ones that are not served, and those of dead brokers, one statement."""
@@ -168,6 +171,15 @@ class MemoryCluster:
         row_now = tables.brokers.get(self._broker)
         if row_now is not None and row_now.epoch == self._epoch:
             tables.brokers[self._broker] = replace(row_now, is_draining=True)
+
+    def notify(self, notification: Notification) -> None:
+        """The simulation delivers notifications itself."""
+
+    def receive(self) -> Notification | None:
+        return None
+
+    def stop_receiving(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

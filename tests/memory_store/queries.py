@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from stepwire_broker.core.answers import erasing
@@ -241,6 +241,33 @@ class MemoryQueries:
     def step_stderr(self, step_id: int) -> StepStderr | None:
         return self._tables.stderr.get(step_id)
 
+    def stored_wants(self) -> list[str]:
+        return sorted({task.wants for task in self._wanting()})
+
+    def stored_counts(self, wants: Sequence[str], limit: int) -> dict[str, int]:
+        return dict(Counter(task.wants for task in self._counted(wants, limit)))
+
+    def stored_counts_by_workflow(self, wants: Sequence[str], limit: int) -> dict[tuple[str, int], int]:
+        return dict(Counter((task.wants, task.workflow_id) for task in self._counted(wants, limit)))
+
+    def oldest_stored_ms(self, wants: Sequence[str]) -> int | None:
+        first: dict[tuple[int, str], _Wanting] = {}
+        for task in self._wanting():
+            if task.wants in wants:
+                key = task.lane, task.wants
+                first[key] = min(first.get(key, task), task, key=lambda each: (each.rank_ms, each.id))
+        return min((task.created_ms for task in first.values()), default=None)
+
+    def _counted(self, wants: Sequence[str], limit: int) -> list["_Wanting"]:
+        return [task for task in self._wanting() if task.wants in wants][:limit]
+
+    def _wanting(self) -> list["_Wanting"]:
+        return [
+            _Wanting(task.id, task.lane, task.wants, task.workflow_id, task.rank_ms, task.created_ms)
+            for task in self._tables.open_tasks
+            if task.stored and task.wants is not None
+        ]
+
     def held_count(self) -> int:
         return sum(row.kind == "held" for row in self._tables.attention.values())
 
@@ -362,6 +389,17 @@ class MemoryQueries:
     def parked(self, before: int | None = None, limit: int = 50) -> list[ParkedRow]:
         numbers = [n for n in sorted(self._tables.parked, reverse=True) if before is None or n < before]
         return [ParkedRow(n, *self._tables.parked[n]) for n in numbers[:limit]]
+
+
+class _Wanting(NamedTuple):
+    """A stored task that waits for handlers."""
+
+    id: int
+    lane: int
+    wants: str
+    workflow_id: int
+    rank_ms: int
+    created_ms: int
 
 
 def _labels(row: TaskRow) -> dict[str, str]:

@@ -40,14 +40,15 @@ LANES: Final = int(os.environ.get("STEPWIRE_TEST_POSTGRES") or 0)
 OWNER: Final = os.environ.get("STEPWIRE_TEST_OWNER") or None  # the id of the broker that owns the lanes
 
 
-def database_in(directory: Path) -> DatabaseSettings:
-    """The same directory has the same database. A database on a server ends with the test process."""
-    if LANES == 0:
+def database_in(directory: Path, lanes: int = LANES) -> DatabaseSettings:
+    """The same directory has the same database, of SQLite if `lanes` is 0. A database on a server ends with the test
+    process."""
+    if lanes == 0:
         return DatabaseSettings(url=f"sqlite:///{directory}/state.db")
     schema = f"d{hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]}"
     server = _server()
     url = server.url(port=pooler_port(server)) if IS_POOLED else server.socket_url()
-    return DatabaseSettings(url=url, schema=schema, lanes=LANES, pool_size=2)
+    return DatabaseSettings(url=url, schema=schema, lanes=lanes, pool_size=2)
 
 
 _poolers: dict[PostgresServer, Pooler] = {}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
 import psycopg
@@ -89,7 +89,8 @@ class PostgresServer:
         self.log = self.directory / "server.log"
         self.password = secrets.token_urlsafe(24)
         self.port = 0
-        self._settings = SETTINGS | dict(settings or {})
+        self.is_on_disk = on_disk
+        self.settings = SETTINGS | dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._encoding = encoding
         try:
@@ -148,7 +149,7 @@ class PostgresServer:
         raise AssertionError(f"the server did not start:\n{self.log.read_text()[-2_000:]}")
 
     def _start(self, port: int) -> bool:
-        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in self.settings.items() for part in ("-c", f"{name}={value}")]
         places = ["-D", self.data, "-k", self.sockets, "-h", "127.0.0.1", "-p", str(port)]
         with self.log.open("ab") as log:
             self._process = process = subprocess.Popen(
@@ -176,6 +177,11 @@ class PostgresServer:
             return len(lines) > 7 and lines[7].strip() == "ready"
         return False
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop the server. `immediate` is a crash: the next start recovers from the log."""
         self.run("pg_ctl", "stop", "-D", self.data, "-m", mode, "-t", str(int(PATIENCE_S)))
@@ -184,7 +190,7 @@ class PostgresServer:
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast", settings: Mapping[str, str] | None = None) -> None:
         self.stop(mode)
-        self._settings |= settings or {}
+        self.settings |= settings or {}
         self.start()
 
     def begin_timeline(self) -> None:
@@ -194,7 +200,7 @@ class PostgresServer:
         signal = self.data / "recovery.signal"
         signal.touch(0o600)
         self._give(signal)
-        self._settings |= {"restore_command": "false"}
+        self.settings |= {"restore_command": "false"}
         self.start()
         self.wait_for("SELECT (NOT pg_is_in_recovery())::int")
 
@@ -221,7 +227,7 @@ class PostgresServer:
         if self._process is not None:
             self._process.wait(PATIENCE_S)
 
-    def __enter__(self) -> "PostgresServer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

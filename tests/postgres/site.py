@@ -1,6 +1,7 @@
 """A site whose broker stores its state on a server, and the copy of that state that the judge reads."""
 
 import sqlite3
+import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,6 +12,7 @@ import psycopg
 from stepwire_broker.store.postgres.schema import read_schema_name
 from stepwire_broker.store.tables import metadata
 
+from tests.cli import forked
 from tests.system.harness import Site
 
 from .server import PostgresServer
@@ -38,17 +40,17 @@ class PostgresSite(Site):
     ) -> None:
         own = {"database.url": server.url(), "database.schema": schema}
         super().__init__(transport, settings=own | dict(settings or {}))
-        self._server = server
+        self.server = server  # that the judge reads: after a failover, the promoted one
         self._schema = read_schema_name(schema)
         self._copies = 0
-        self.at_close(lambda: server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE") and None)
+        self.at_close(lambda: self.server.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE") and None)
 
     @property
     def database(self) -> Path:
         """A copy, as of one moment, in a new file of SQLite with the declared tables."""
         self._copies += 1
         path = self.directory / f"copy-{self._copies}.db"
-        with self._server.connect() as source, source.transaction():
+        with self.server.connect() as source, source.transaction():
             source.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             source.execute("SELECT set_config('search_path', %s, true)", (self._schema,))
             copy(source, path)
@@ -59,7 +61,7 @@ class PostgresSite(Site):
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with self._server.connect() as connection, connection.transaction():
+                with self.server.connect() as connection, connection.transaction():
                     connection.execute("SELECT set_config('search_path', %s, true)", (self._schema,))
                     row = connection.execute(query.encode()).fetchone()
                     return 0 if row is None else int(row[0])
@@ -67,8 +69,17 @@ class PostgresSite(Site):
                 assert time.monotonic() < deadline, "the server did not come back"
                 time.sleep(PAUSE_S)
 
+    def administer(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that opens the database itself."""
+        own = {
+            f"STEPWIRE_{name.upper().replace('.', '__')}": str(value)
+            for name, value in self.settings.items()
+            if name.startswith(("database.", "broker."))
+        }
+        return subprocess.CompletedProcess(words, *forked.run(words, self.directory, self.environ | own, ""))
+
     def crash_server(self) -> None:
-        self._server.restart("immediate")
+        self.server.restart("immediate")
 
 
 def copy(source: psycopg.Connection[tuple[Any, ...]], path: Path) -> None:

@@ -26,6 +26,7 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
             "Beaten",
             "CatalogueRead",
             "Explain",
+            "ExplainSteps",
             "HttpServed",
             "LearnCatalogue",
             "LookedAround",

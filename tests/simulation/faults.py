@@ -35,6 +35,8 @@ CLUSTER_KINDS: Final = (  # only with several brokers
     "worker_elsewhere",  # a worker process is connected to one broker only, until the faults end
     "late_commit",  # a COMMIT is executed up to 30 s after its client gave up
 )
+# Added later, and drawn apart, so that older seeds stay the same.
+MOVE_KINDS: Final = ("lane_moved",)  # an operator gives a lane to another broker
 KINDS: Final = (
     # messages
     "loss",
@@ -168,6 +170,10 @@ class Faults:
             on = {kind for kind in CLUSTER_KINDS if of_several.random() < max(share, 0.35)}
             self.on |= on if only is None else set()
             self.rates |= {kind: of_several.random() for kind in CLUSTER_KINDS}
+            for kind in MOVE_KINDS:
+                of_kind = Random(f"faults/cluster/{kind}/{seed}")
+                self.on |= {kind} if of_kind.random() < SELDOM and only is None else set()
+                self.rates[kind] = of_kind.random()
         self.rates |= {kind: Random(f"faults/{kind}/{seed}").random() for kind in LANE_KINDS}
         if focus is not None:
             self.on = set(focus.kinds)

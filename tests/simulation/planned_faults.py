@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from stepwire.worker.socket_thread import DRAIN_MS
+from stepwire_broker.core.sharing.moving import MoveLane
 
 from .broker_node import BrokerNode
 from .faults import LEVEL0_KINDS
@@ -43,6 +44,7 @@ class PlannedFaults:
             ("database_down", 3, self._end_database),
             ("beats_stopped", 3, self._stop_beats),
             ("loop_hangs", 3, self._hang_loop),
+            ("lane_moved", 8, self._move_lane),
         )
         for kind, most, strike in plan:
             if self.world.focus is not None:
@@ -80,7 +82,10 @@ class PlannedFaults:
     def _cut_database(self, luck: float, size: float) -> None:
         server = self.world.server
         assert server is not None
-        path, until_ms = server.paths[self._broker(luck).id], self.world.now + 1_000.0 + 59_000.0 * size**2
+        least_ms, most_ms, focus = 1_000.0, 60_000.0, self.world.focus
+        if focus is not None and focus.database_cut_ms is not None:
+            least_ms, most_ms = focus.database_cut_ms
+        path, until_ms = server.paths[self._broker(luck).id], self.world.now + least_ms + (most_ms - least_ms) * size**2
         ways = int(luck * 31) % 3
         if ways != 0:
             path.up_until_ms = until_ms
@@ -98,6 +103,12 @@ class PlannedFaults:
 
     def _hang_loop(self, luck: float, size: float) -> None:
         self._broker(luck).pause(1_000.0 + 29_000.0 * size**2, only_loop=True)
+
+    def _move_lane(self, luck: float, size: float) -> None:
+        """An operator gives a lane to a broker, which may be dead or own it already."""
+        world = self.world
+        lane, to = 1 + int(luck * 89 % 1 * len(world.tables.lanes)), world.brokers[int(size * len(world.brokers))].id
+        world.people.command(lambda request: MoveLane(request, lane, to))
 
     def _stop_broker(self, luck: float, size: float) -> None:
         self._broker(luck).drain_and_stop()

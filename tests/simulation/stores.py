@@ -180,7 +180,7 @@ class Observed:
         self, lane: int, owner: LaneOwner, writer: Any, refuses: Refuses, on_commit: OnCommit, trouble: Any = None
     ) -> None:
         self._lane = lane
-        self._owner = owner
+        self.owner = self._owner = owner
         self.writer = self._writer = writer
         self._refuses = refuses
         self._on_commit = on_commit

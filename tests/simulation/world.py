@@ -50,6 +50,7 @@ SETTLED_MS: Final = 60_000.0
 DOUBTED_MS: Final = 40_000.0  # after the last fault: every earlier lease has ended by then
 BALANCED_MS: Final = 90_000.0  # after the last fault: every lane is served, and every broker has its share
 STEADY_MS: Final = 30_000.0
+BALANCE_EVERY: Final = 4  # one seed in this many waits for the balance, in which nothing else happens
 EVENTS_MAX: Final = 600_000
 TRACE_MAX: Final = 4_000
 
@@ -96,7 +97,7 @@ class World:
         self.seed = seed
         self.chance = Random(f"{seed}/world")
         self.schedule = Schedule(EVENTS_MAX)
-        self.focus = focus.of(seed) if only is None else None
+        self.focus = focus.of(seed, brokers) if only is None else None
         self.faults = Faults(seed, kept, only, self.focus, always, has_several=brokers > 1)
         self.counts: Counter[tuple[str, str]] = Counter()
         self.trace_hash = 0
@@ -263,7 +264,7 @@ class World:
         self.checks.books.is_closing = True
         if not schedule.run(self.now + SETTLED_MS, self._is_settled):
             self.checks.fail_unsettled()
-        if self.server is not None:
+        if self.server is not None and self.seed % BALANCE_EVERY == 0:
             self._judge_balance()
         self.checks.check_end()
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from stepwire import Client
@@ -186,7 +186,7 @@ class Site:
         (self.directory / GATES).mkdir()
         self._is_kept = bool(os.environ.get("STEPWIRE_TEST_KEEP"))
 
-    def __enter__(self) -> "Site":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -229,10 +229,12 @@ class Site:
         environ: Mapping[str, str] | None = None,
         wait: bool = True,
         bound_s: float = START_BOUND_S,
+        wrapper: Sequence[str] = (),
     ) -> Program:
-        """Start `stepwire serve`, and wait until it is ready unless `wait` is False."""
+        """Start `stepwire serve`, by a program `wrapper` if there is one, and wait until it is ready unless `wait` is
+        False."""
         module = "tests.system.serve_with_faults" if with_faults else "stepwire"
-        argv = [sys.executable, "-m", module, "serve", "-o", "jsonl"]
+        argv = [*wrapper, sys.executable, "-m", module, "serve", "-o", "jsonl"]
         for key, value in self.settings.items():
             argv += ["--set", f"{key}={value}"]
         extra = dict(environ or {})
@@ -314,6 +316,16 @@ class Site:
     def start(self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Program:
         """Start any other program."""
         return self._start("other", name, argv, environ or {})
+
+    def start_program(
+        self, role: str, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> Program:
+        """Start a module of these tests in this role."""
+        return self.start_as(role, name, [sys.executable, "-m", module, *arguments], environ)
+
+    def start_as(self, role: str, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Program:
+        """Start a program in this role. Its output has a name of its own."""
+        return self._start(role, f"{name}-{len(self.programs)}", argv, environ or {})
 
     def _start(self, role: str, name: str, argv: Sequence[str], extra: Mapping[str, str]) -> Program:
         program = Program(self, role, name, argv, self.environ | dict(extra))

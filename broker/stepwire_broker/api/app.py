@@ -8,6 +8,7 @@ from stepwire_broker.operator_commands import COMMANDS, ERASE_TASK
 
 from . import (
     audit,
+    backlog,
     breakers,
     brokers,
     commands,
@@ -19,6 +20,7 @@ from . import (
     http,
     metrics,
     openapi,
+    orchestration,
     routing,
     steps,
     tasks,
@@ -95,6 +97,7 @@ class Application:
             ("GET", "/v1/rules"): routing.rules,
             ("GET", "/v1/shadows"): routing.shadows,
             ("GET", "/v1/breakers"): breakers.page,
+            ("GET", "/v1/backlog"): backlog.show,
             ("GET", "/v1/brokers"): brokers.page,
             ("GET", "/v1/lanes"): brokers.lanes,
             ("POST", "/v1/database/prune"): database.prune,
@@ -107,6 +110,7 @@ class Application:
             ("POST", ERASE_TASK.path): erasing.erase,
             ("GET", "/openapi.json"): openapi.show,
             ("GET", "/metrics"): self._metrics,
+            ("GET", "/health/orchestration"): orchestration.show,
             ("GET", "/readyz"): health.readyz,
             ("GET", "/livez"): health.livez,
         }

@@ -1,5 +1,6 @@
 """Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -7,12 +8,14 @@ from stepwire_protocol import topics
 from stepwire_protocol.messages import Hello, Item
 
 from stepwire_broker.core import explain
+from stepwire_broker.core.backlog import counting, demand
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
+from stepwire_broker.core.membership.notifications import NotificationCounts
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.principal import Grant, Rights
@@ -91,6 +94,15 @@ def is_elsewhere(broker: EnginePort, number: int) -> bool:
     return broker.state.is_shared and broker.state.lane_of(number) not in broker.state.lanes
 
 
+def live_owner(broker: EnginePort, number: int) -> str | None:
+    """The other broker that owns the task or step that has this id; None if no living one is known to own it."""
+    lane, members = broker.state.lane_of(number), broker.state.members
+    if members is None:
+        return None
+    alive = {row.id for row in members.live}
+    return next((each.owner for each in members.lanes if each.lane == lane and each.owner in alive), None)
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 
@@ -103,6 +115,18 @@ def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
+
+
+def lanes_by_owner(broker: EnginePort) -> dict[str, int]:
+    """The number of lanes of each broker, as of the last beat; those of this one as they are now. Lanes without an
+    owner are counted under ""."""
+    state = broker.state
+    counts = {broker.broker_id: len(state.lanes)}
+    for row in () if state.members is None else state.members.lanes:
+        if row.lane not in state.lanes:
+            owner = "" if row.owner in (None, broker.broker_id) else row.owner
+            counts[owner] = counts.get(owner, 0) + 1
+    return counts
 
 
 class BrokerView(NamedTuple):
@@ -258,6 +282,21 @@ def guards(broker: EnginePort) -> list[Guard]:
     return list(broker.state.guards.by_handler.values())
 
 
+# -- the backlog ------------------------------------------------------------------------------------------------------
+
+
+def backlog(
+    broker: EnginePort, kind: demand.WorkerKind, stored: list[demand.StoredLoad], oldest_stored_ms: int | None
+) -> demand.Backlog:
+    """The backlog of the deployment for workers of this kind, given what stored tasks wait for."""
+    return demand.backlog(broker.state, kind, stored, oldest_stored_ms)
+
+
+def is_split(broker: EnginePort, kind: demand.WorkerKind, wants: str) -> bool:
+    """True if workers of this kind can take the steps of some workflows only, of those that wait for these handlers."""
+    return demand.is_split(broker.state, kind, wants)
+
+
 # -- figures for the metrics ------------------------------------------------------------------------------------------
 
 
@@ -269,6 +308,7 @@ class ReadyFigures(NamedTuple):
 class CoreFigures(NamedTuple):
     counters: CoreCounters
     ready: dict[str, ReadyFigures]  # by handler_class
+    backlog: dict[tuple[str, str], int]  # by handler_class and state: steps that wait for a slot, or run
     executors: dict[str, Figures]
     canaries: dict[str, list[int]]
     tallies: list[Tally]
@@ -297,6 +337,7 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
     return CoreFigures(
         counters=state.counters,
         ready=ready_figures(state.ready.ready_counts(), handlers_max, other_handlers),
+        backlog=_backlog_figures(state, handlers_max, other_handlers),
         executors={key: executor.figures for key, executor in state.executors.items()},
         canaries=state.canaries,
         tallies=list(state.shadows.tallies.values()),
@@ -313,16 +354,34 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         uncommitted_bytes=state.outbox.bytes_waiting,
         is_stalled=state.outbox.stalled is not None,
         is_draining=state.draining,
-        cluster=_cluster(state, broker.now().mono),
+        cluster=_cluster(state, broker.measures.notifications, broker.now().mono),
     )
 
 
-def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
-    lanes, members = len(state.lanes), state.members
-    orders = (state.counters.orders_sent, state.counters.orders_answered)
-    if members is None:
-        return ClusterFigures(lanes, 1, False, None, *orders)
-    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)
+def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -> ClusterFigures:
+    members, counters = state.members, state.counters
+    return ClusterFigures(
+        lanes=len(state.lanes),
+        live_brokers=1 if members is None else 1 + len(members.live),
+        is_dark=members is not None and members.is_dark(mono),
+        beat_age_ms=None if members is None else members.beat_age_ms(mono),
+        orders_sent=counters.orders_sent,
+        orders_answered=counters.orders_answered,
+        notifications_sent=notifications.sent,
+        notifications_received=notifications.received,
+        is_listening=None if members is None else notifications.is_listening,
+        loop_busy_s=time.thread_time(),
+    )
+
+
+def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str) -> dict[tuple[str, str], int]:
+    figures: dict[tuple[str, str], int] = {}
+    for load in counting.in_memory(state):
+        name = load.handler_class
+        key = name if (name, "waiting") in figures or len(figures) < 2 * handlers_max else other_handlers
+        for of, steps in (("waiting", load.waiting), ("running", load.running)):
+            figures[key, of] = figures.get((key, of), 0) + steps
+    return figures
 
 
 def ready_figures(

@@ -5,6 +5,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from stepwire_broker.audit_trail import AuditTrail
 from stepwire_broker.bus.counters import WireCounters
+from stepwire_broker.coordinator.coordinator import Coordinator
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -82,6 +83,11 @@ class EnginePort(Protocol):
     @property
     def state(self) -> BrokerState:
         """The core's state, read-only. Only core_views.py uses it."""
+        ...
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The pools of the stages and their health."""
         ...
 
     @property

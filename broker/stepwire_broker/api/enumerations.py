@@ -14,7 +14,14 @@ from .openapi_schemas import one_of
 
 HANDLER_ERROR: Final = "handler_error"  # the reason of a step whose handler failed it with a code of its own
 HANDLER_ERROR_SENTENCE: Final = "the handler failed the step with a code of its own, which is in `error`"
-REASONS: Final = {**reason_codes.SENTENCES, **why.CODES, HANDLER_ERROR: HANDLER_ERROR_SENTENCE}
+OWNER_SILENT: Final = "owner_silent"  # the reason of an open step that only the owner of its task could explain
+OWNER_SILENT_SENTENCE: Final = "the broker that owns the task has not explained the step in time"
+REASONS: Final = {
+    **reason_codes.SENTENCES,
+    **why.CODES,
+    HANDLER_ERROR: HANDLER_ERROR_SENTENCE,
+    OWNER_SILENT: OWNER_SILENT_SENTENCE,
+}
 
 KINDS: Final[tuple[str, ...]] = tuple(str(kind.__struct_config__.tag) for kind in get_args(facts.Fact))
 PROGRESS: Final = "progress"  # the kind of the events of streams that are not in the history

@@ -1,21 +1,24 @@
 """Explains why a task or a step is in its state, from its committed rows and the core's state in memory.
 
 The rows are read first, so that an explanation contains only durable facts about the task. Sessions, leases and the
-queue are not stored: for these the core's current state is used.
+queue are not stored: for these the core's current state is used. Of another broker's task, only that broker knows them:
+it is asked by an order, and a document waits a limited time for the answer.
 """
 
+import asyncio
 from collections.abc import Mapping
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.apply import unlink
-from stepwire_broker.core.model.events import Explain
+from stepwire_broker.core.model.events import Explain, ExplainSteps
 from stepwire_broker.core.model.live import Step, Task
-from stepwire_broker.core.model.states import STEP_FINAL
-from stepwire_broker.core.sharing.explaining import WhyAnswer
+from stepwire_broker.core.model.states import STEP_FINAL, TASK_FINAL
+from stepwire_broker.core.sharing.explaining import STEPS_EXPLAINED_MAX, StepsAnswer, StepWhy, WhyAnswer
 from stepwire_broker.core.why import Why
 from stepwire_broker.store.definitions import Definitions
 from stepwire_broker.store.queries import Queries
@@ -24,31 +27,36 @@ from stepwire_broker.timestamps import rfc3339_or_none
 from . import core_views, reading
 from .documents import Reason, StepReason, TaskReason
 from .engine_port import EnginePort
-from .enumerations import StepState, TaskState
+from .enumerations import OWNER_SILENT, StepState, TaskState
 from .hints import worded
 from .http_problems import HttpProblem, not_found, of_refused
 from .namespace_rules import no_such_step, no_such_task
 from .reading import Explained
 
-EXPLAINED_MAX: Final = 100  # open steps in one task's document; further steps have only the reason in their row
+OWNER_S: Final = 2.0  # a document waits at most so long for the owner of its task
 NO_PAYLOADS: Final = 0
 READS_MAX: Final = 3  # for a task that changes between its explanation and its document
 STEPS_NAMED_MAX: Final = 20
 
 
 async def task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read | None:
-    """The task's document. While the task is in memory, its open steps are explained."""
+    """The task's document, with explanations of its open steps."""
+    is_open = core_views.live_task(broker, task_id) is not None
+    read, live = None, core_views.live(broker)
+    explained: Mapping[int, Explained] = {}
     for _ in range(READS_MAX):
-        explained: dict[int, Explained] = {}
-        if core_views.live_task(broker, task_id) is not None:
-            stored = await _restored(broker, task_id)
-            if stored is not None:
-                explained = _explained(broker, stored)
-                unlink(stored)
-        read = await broker.read(reading.task, task_id, core_views.live(broker), inspects, explained)
-        if read is None or not read.has_moved:
+        if is_open and (stored := await _restored(broker, task_id)) is not None:
+            live, explained = await _explained(broker, stored)
+        read = await broker.read(reading.task, task_id, live, inspects, explained)
+        if read is None or read.state in TASK_FINAL or (is_open and not read.has_moved):
             break
+        is_open = True
     return read
+
+
+async def stored_task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read | None:
+    """The task's document without explanations: for a client that goes on waiting."""
+    return await broker.read(reading.task, task_id, core_views.live(broker), inspects, {})
 
 
 def small_task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read | None:
@@ -60,16 +68,19 @@ def small_task(broker: EnginePort, task_id: int, inspects: bool) -> reading.Read
 
 
 async def step_by_id(broker: EnginePort, step_id: int, inspects: bool) -> bytes | None:
-    """A step's document. While its task is in memory, an open step is explained."""
+    """A step's document, with an explanation if the step is open."""
     task_id = core_views.task_of_open_step(broker, step_id)
     if task_id is None:
-        return await broker.read(reading.step, step_id, core_views.live(broker), inspects)
+        read = await broker.read(reading.step, step_id, core_views.live(broker), inspects)
+        if read is None or not read.is_open:
+            return None if read is None else read.document
+        task_id = read.task_id
     stored = await _restored(broker, task_id)
-    explained = None
-    if stored is not None:
-        explained = next((_explain(broker, step) for step in stored.steps if step.id == step_id), None)
-        unlink(stored)
-    return await broker.read(reading.step, step_id, core_views.live(broker), inspects, explained)
+    if stored is None:
+        return None
+    live, explained = await _explained(broker, stored, step_id)
+    read = await broker.read(reading.step, step_id, live, inspects, explained.get(step_id))
+    return None if read is None else read.document
 
 
 async def step(broker: EnginePort, task_id: int, name: str, inspects: bool) -> bytes:
@@ -78,12 +89,10 @@ async def step(broker: EnginePort, task_id: int, name: str, inspects: bool) -> b
     if stored is None:
         raise await no_task(broker, task_id)
     try:
-        step = _named(stored, name)
-        is_explained = step.state not in STEP_FINAL and not core_views.is_elsewhere(broker, task_id)
-        explained = _explain(broker, step) if is_explained else None
-        document = await broker.read(reading.step, step.id, core_views.live(broker), inspects, explained)
+        step_id = _named(stored, name).id
     finally:
         unlink(stored)
+    document = await step_by_id(broker, step_id, inspects)
     if document is None:
         raise await no_task(broker, task_id)
     return document
@@ -118,6 +127,58 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
         unlink(stored)
     since = rfc3339_or_none(why.since_ms)
     return StepReason(task_id, step.id, name, step.state, why.code, why.message, since, *_next(why))
+
+
+class Explanations(NamedTuple):
+    """What is in the memory of a task's owner about the open steps of the task."""
+
+    live: reading.Live
+    steps: Mapping[int, Explained]
+
+
+async def _explained(broker: EnginePort, stored: Task, step_id: int | None = None) -> Explanations:
+    """Explain the open steps of a task, or this one. `stored` is unlinked."""
+    try:
+        still_open = [each for each in stored.steps if each.state not in STEP_FINAL and step_id in (None, each.id)]
+        if not core_views.is_elsewhere(broker, stored.id):
+            return Explanations(
+                core_views.live(broker), {each.id: _explain(broker, each) for each in still_open[:STEPS_EXPLAINED_MAX]}
+            )
+        states = {each.id: (str(each.state), each.attempt, each.delivery) for each in still_open[:STEPS_EXPLAINED_MAX]}
+    finally:
+        unlink(stored)
+    return await _explained_by_owner(broker, stored.id, step_id, states)
+
+
+async def _explained_by_owner(
+    broker: EnginePort, task_id: int, step_id: int | None, states: Mapping[int, tuple[str, int, int]]
+) -> Explanations:
+    """Ask the owner of the task. If it does not answer in time, each open step has a reason that says this."""
+    live, owner = core_views.live(broker), core_views.live_owner(broker, task_id)
+    answer = None
+    if owner is not None:
+        asking = broker.ask(lambda request: ExplainSteps(request, task_id, step_id))
+        with suppress(TimeoutError):
+            answer = await asyncio.wait_for(asking, OWNER_S)
+    if isinstance(answer, StepsAnswer):
+        progress = {each.step_id: each for each in answer.progress}
+        return Explanations(
+            live._replace(progress=progress), {each.step_id: _from_owner(each) for each in answer.steps}
+        )
+    reason = _reason(_silent(owner))
+    return Explanations(live, {number: Explained(*state, reason) for number, state in states.items()})
+
+
+def _from_owner(why: StepWhy) -> Explained:
+    reason = _reason(Why(why.code, why.message, why.since_ms, why.hint))
+    return Explained(why.state, why.attempt, why.delivery, reason)
+
+
+def _silent(owner: str | None) -> Why:
+    text = "no living broker is known to own the task, so only the stored state of the step is shown"
+    if owner is not None:
+        text = f"broker {owner} owns the task and has not explained the step in time: only its stored state is shown"
+    return Why(OWNER_SILENT, text, None)
 
 
 async def _ask_owner(broker: EnginePort, task_id: int, step: str | None = None) -> WhyAnswer:
@@ -176,11 +237,6 @@ def _named(task: Task, name: str) -> Step:
         names = tuple(list(task.workflow.by_name)[:STEPS_NAMED_MAX])
         raise not_found(f"step {name[:200]!r} in task {task.id}", Hint(HintCode.NAME_A_STEP, names=names))
     return task.steps[index]
-
-
-def _explained(broker: EnginePort, task: Task) -> dict[int, Explained]:
-    still_open = [step for step in task.steps if step.state not in STEP_FINAL]
-    return {step.id: _explain(broker, step) for step in still_open[:EXPLAINED_MAX]}
 
 
 def _explain(broker: EnginePort, step: Step) -> Explained:

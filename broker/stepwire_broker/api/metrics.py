@@ -27,6 +27,7 @@ from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
 from .metric_text import Labels, Value, metric_text, number
+from .pool_metrics import POOL_METRICS, PoolGauged, ReadPools
 from .replies import Reply
 from .request_counts import RequestCounts
 from .shares import Shares
@@ -62,6 +63,10 @@ def _of_wire(read: ReadCounters) -> Callable[[Measured], Counted]:
 
 def _of_cluster(read: ReadCluster) -> Callable[[Measured], Gauged]:
     return lambda measured: read(measured.core.cluster)
+
+
+def _of_pools(read: ReadPools) -> Callable[[Measured], PoolGauged]:
+    return lambda measured: read(measured.broker.coordinator, measured.now.mono)
 
 
 def _refusals(measured: Measured) -> dict[str, int]:
@@ -111,6 +116,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (),
         "Steps dispatched to workers, started or not.",
         lambda m: m.core.in_flight_steps,
+    ),
+    Metric(
+        "stepwire_backlog_steps",
+        "gauge",
+        ("handler_class", "state"),
+        "Steps in this broker's memory that wait for a slot (waiting), or occupy one (running).",
+        lambda m: list(m.core.backlog.items()),
     ),
     Metric(
         "stepwire_held_steps",
@@ -372,6 +384,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         lambda m: int(m.core.is_draining),
     ),
     *(Metric(one.name, one.kind, (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
+    *(Metric(one.name, one.kind, one.labels, one.help, _of_pools(one.read)) for one in POOL_METRICS),
     Metric(
         "stepwire_broker_info",
         "gauge",

@@ -41,6 +41,7 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("GET", "/readyz"): NamespaceRule.FREE,
     ("GET", "/livez"): NamespaceRule.FREE,
     # Workers, executors, rules, breakers, the bus and the metrics serve all namespaces together.
+    ("GET", "/health/orchestration"): NamespaceRule.WHOLE,
     ("GET", "/v1/workers"): NamespaceRule.WHOLE,
     ("POST", "/v1/workers/{worker}/drain"): NamespaceRule.WHOLE,
     ("GET", "/v1/executors"): NamespaceRule.WHOLE,
@@ -53,6 +54,7 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("GET", "/v1/shadows"): NamespaceRule.WHOLE,
     ("GET", "/v1/breakers"): NamespaceRule.WHOLE,
     ("POST", "/v1/breakers/{handler_class}"): NamespaceRule.WHOLE,
+    ("GET", "/v1/backlog"): NamespaceRule.WHOLE,
     ("GET", "/v1/brokers"): NamespaceRule.WHOLE,
     ("GET", "/v1/lanes"): NamespaceRule.WHOLE,
     ("POST", "/v1/lanes/{lane}/move"): NamespaceRule.WHOLE,

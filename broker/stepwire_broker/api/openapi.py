@@ -34,7 +34,8 @@ TAGS: Final[dict[str, tuple[str, str]]] = {
     "steps": ("steps", "List steps of all tasks, and resolve held steps."),
     "events": ("events", "Follow the events of tasks and steps."),
     "workflows": ("workflows", "Apply and activate workflows."),
-    "workers": ("workers", "List and drain workers."),
+    "workers": ("workers", "List and drain workers, and show how much work waits for them."),
+    "backlog": ("workers", ""),
     "worker": ("polling", "For workers over HTTP: lease steps and report their results."),
     "executors": ("executors", "List, pause and resume executors."),
     "route": ("routing", "Show and change where steps run."),
@@ -48,6 +49,7 @@ TAGS: Final[dict[str, tuple[str, str]]] = {
     "tap": ("bus", "Read the messages of the bus."),
     "metrics": ("broker", "Probes, metrics and this document."),
     "openapi.json": ("broker", ""),
+    "health": ("broker", ""),
     "readyz": ("broker", ""),
     "livez": ("broker", ""),
 }

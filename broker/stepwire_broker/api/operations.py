@@ -17,6 +17,7 @@ from stepwire_broker.stages import requests
 
 from . import reading, tasks
 from .audit import AuditHeads, AuditPage, BackupBody
+from .backlog import HANDLERS_MAX, SLOTS_MAX, BacklogDocument
 from .breakers import BreakerList
 from .brokers import BrokerList, LaneList
 from .database import Pruning
@@ -39,6 +40,7 @@ from .events import EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList
 from .health import Alive, Readiness
 from .openapi_schemas import REFERENCE
+from .orchestration import OrchestrationHealth
 from .routing import RouteDocument, RuleList, ShadowList
 from .tap import TapMessage
 from .workers import WorkerList
@@ -209,10 +211,23 @@ IN_QUERY: Final[dict[str, Parameter]] = {
     "audit_cursor": Parameter(
         {"type": "string", "pattern": r"^[0-9]{1,16}\.[0-9]{1,16}$"}, "`next_cursor` of the previous page."
     ),
+    "handlers": Parameter(
+        {"type": "string", "pattern": rf"^[^,]+(,[^,]+){{0,{HANDLERS_MAX - 1}}}$"},
+        "The handlers that the workers offer: names or patterns, separated by commas. Default: `**`, all handlers.",
+    ),
+    "labels": Parameter(
+        {"type": "string", "pattern": "^([^=,]+=[^,]*(,[^=,]+=[^,]*)*)?$"},
+        "The labels of the workers, like `gpu=true,region=eu`. Default: none.",
+    ),
+    "slots": Parameter(
+        {"type": "integer", "format": "int32", "minimum": 1, "maximum": SLOTS_MAX},
+        "The slots of one worker. Default: the mean of the connected workers of this kind, or 1.",
+    ),
     "task": Parameter({**ID, "minimum": 1}, "Only messages that name this task or one of its steps."),
 }
 RENAMED: Final = {
     "step_state": "state",
+    "handlers": "handler_class",
     "position": "cursor",
     "since_audit": "since",
     "audit_cursor": "cursor",
@@ -440,6 +455,13 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             "List the breakers and retry budgets of handlers that failed recently.",
             {200: BreakerList},
         ),
+        ("GET", "/v1/backlog"): Operation(
+            "getBacklog",
+            Scope.METRICS,
+            "Show how much work waits for workers of a kind, and how many of them it needs: what an autoscaler reads.",
+            {200: BacklogDocument},
+            query=("handlers", "labels", "slots"),
+        ),
         ("GET", "/v1/brokers"): Operation(
             "listBrokers",
             Scope.READ,
@@ -496,6 +518,12 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             {200: Text("text/plain", "See docs/reference/metrics.md.")},
         ),
         ("GET", "/openapi.json"): Operation("getOpenapi", Scope.READ, "This document.", {200: dict[str, Any]}),
+        ("GET", "/health/orchestration"): Operation(
+            "getOrchestrationHealth",
+            Scope.READ,
+            "Show the health of the stages, of their members and of the database under them.",
+            {200: OrchestrationHealth},
+        ),
         ("GET", "/readyz"): Operation(
             "checkReadiness", Scope.READ, "Check whether the broker accepts work.", {200: Readiness, 503: Readiness}
         ),

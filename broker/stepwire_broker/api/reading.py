@@ -14,7 +14,8 @@ from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.live import StepProgress
-from stepwire_broker.core.model.states import TASK_FINAL, StepState, TaskState
+from stepwire_broker.core.model.states import STEP_FINAL, TASK_FINAL, StepState, TaskState
+from stepwire_broker.core.sharing.explaining import RunProgress
 from stepwire_broker.core.why import skipped_because
 from stepwire_broker.store.definitions import Definitions
 from stepwire_broker.store.queries import Queries
@@ -120,7 +121,7 @@ class Live(NamedTuple):
     only looks values up."""
 
     workflows: Mapping[int, Workflow]
-    progress: Mapping[int, StepProgress]  # by step id
+    progress: Mapping[int, StepProgress | RunProgress]  # by step id
 
     def with_definitions(self, queries: Queries) -> "Live":
         """The same, with workflows that another broker applied a moment ago."""
@@ -192,9 +193,17 @@ def tasks(queries: Queries, filters: TaskFilter) -> bytes:
     return encode(TaskPage(tasks, _next(rows, filters.limit, stopped_at), _scanned_to(stopped_at)))
 
 
+class ReadStep(NamedTuple):
+    """A step's document. `is_open`: the step is not final."""
+
+    document: bytes
+    task_id: int
+    is_open: bool
+
+
 def step(
     queries: Queries, step_id: int, live: Live, inspects: bool, explained: Explained | None = None
-) -> bytes | None:
+) -> ReadStep | None:
     """A single step, with its backtrace, its attempts and its standard error."""
     row = queries.step(step_id)
     if row is None:
@@ -207,7 +216,8 @@ def step(
         stderr = queries.step_stderr(step_id)
         members["stderr"] = None if stderr is None else StderrDocument(stderr.delivery, stderr.text)
     latest, omitted = attempts.of_step(queries, row.task_id, row.position)
-    return encode(StepDetail(**members, attempts=latest, attempts_omitted=omitted))
+    document = encode(StepDetail(**members, attempts=latest, attempts_omitted=omitted))
+    return ReadStep(document, row.task_id, row.state not in STEP_FINAL)
 
 
 def steps(queries: Queries, filters: StepFilter, live: Live) -> bytes:

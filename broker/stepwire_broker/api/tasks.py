@@ -9,7 +9,7 @@ from stepwire_broker.core.answers.answers import Done, TasksSubmitted
 from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.answers.scopes import Scope
 from stepwire_broker.core.model.events import AwaitTask, NewTask
-from stepwire_broker.core.model.states import TaskState
+from stepwire_broker.core.model.states import TASK_FINAL, TaskState
 from stepwire_broker.stages import requests
 
 from . import core_views, explaining, reading, scanning
@@ -129,11 +129,13 @@ async def _wait(call: HttpCall, task_id: int, timeout_s: float) -> reading.Read 
             ):
                 return read
         while True:
-            read = await explaining.task(call.broker, task_id, call.inspects)
+            read = await explaining.stored_task(call.broker, task_id, call.inspects)
             left_s = until - time.monotonic()
             if read is None or read.is_settled or left_s <= 0 or call.closing.is_set():
-                return read
+                break
             await client.wait(answer, min(left_s, LOOK_AGAIN_S))
+    is_complete = read is None or read.state in TASK_FINAL
+    return read if is_complete else await explaining.task(call.broker, task_id, call.inspects)
 
 
 async def _store(call: HttpCall, tasks: list[NewTask]) -> TasksSubmitted:

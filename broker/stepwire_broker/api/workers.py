@@ -30,7 +30,8 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     `death_provable`: if its process is killed, the operating system proves that, and its steps run again at once;
     otherwise at the end of its lease, for the reason in `death_unprovable_because`. `progress`: the latest progress
     reports of the steps that it runs, at most 20, the newest first. `principal`: the identity that its connection
-    proved. `disconnections`: the number of connections of this principal that the bus ended in the last ten minutes, by
+    proved. `host` and `pid`: the machine and the process, as the worker identifies them.
+    `disconnections`: the number of connections of this principal that the bus ended in the last ten minutes, by
     reason, as in `stepwire_bus_disconnections_total`. `brokers`: while several brokers are alive, those with which the
     worker has a session; `missing_brokers`: the other live ones, whose steps do not reach the worker."""
 
@@ -56,6 +57,7 @@ class WorkerDocument(Struct, frozen=True, kw_only=True):
     failed: int
     lang: str
     sdk: str
+    host: str
     pid: int
     death_provable: bool
     death_unprovable_because: str | None

@@ -42,21 +42,25 @@ def broker_client(options: Options, *, waits: bool = False) -> Iterator[Client]:
         raise failure_of(options, error) from None
 
 
-def open_client(options: Options, loaded: Configuration | None = None, *, waits: bool = False) -> Client:
-    """A client that has sent nothing yet. With `loaded`, the configuration is not read again."""
-    url, token_file, is_insecure_allowed = address(options, loaded)
-    if url.rstrip("/").endswith("/v1"):
-        usage(f"the URL {url} must not end in /v1: use {url.rstrip('/').removesuffix('/v1')}")
+def open_client(
+    options: Options, loaded: Configuration | None = None, *, waits: bool = False, url: str | None = None
+) -> Client:
+    """A client that has sent nothing yet. With `loaded`, the configuration is not read again. `url`: one of the
+    addresses; by default, the client may use all of them."""
+    found = address(options, loaded)
+    for each in found.urls:
+        if each.rstrip("/").endswith("/v1"):
+            usage(f"the URL {each} must not end in /v1: use {each.rstrip('/').removesuffix('/v1')}")
     outage_s = _outage_s(options)
     is_set = outage_s is not None or bool(os.environ.get("STEPWIRE_OUTAGE_S"))
     try:
         return Client(
-            url,
-            token=first_token(Path(token_file)) if token_file else None,
+            url or found.url,
+            token=first_token(Path(found.token_file)) if found.token_file else None,
             outage_s=outage_s,
             first_contact_s=None if waits or is_set else 0.0,
             on_outage=lambda text, is_over: _report_outage(options, text, is_over),
-            allow_insecure=is_insecure_allowed,
+            allow_insecure=found.is_insecure_allowed,
             ca_file=options.ca_file,
         )
     except (ConfigurationError, TokenError) as error:
@@ -64,12 +68,16 @@ def open_client(options: Options, loaded: Configuration | None = None, *, waits:
 
 
 class Address(NamedTuple):
-    """The broker's URL and, if one is set, the file that holds its token. `is_insecure_allowed`: the configuration has
-    declared that its network may read tokens."""
+    """The broker's URL, or those of several brokers separated by commas, and, if one is set, the file that holds the
+    token. `is_insecure_allowed`: the configuration has declared that its network may read tokens."""
 
     url: str
     token_file: str | None
     is_insecure_allowed: bool = False
+
+    @property
+    def urls(self) -> list[str]:
+        return [each.strip() for each in self.url.split(",")]
 
 
 def address(options: Options, loaded: Configuration | None = None) -> Address:

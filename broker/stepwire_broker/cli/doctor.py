@@ -18,12 +18,13 @@ from stepwire_broker.configuration import loader
 from stepwire_broker.core.definitions.settings import Settings, listed
 from stepwire_broker.posture import INSECURE
 
-from . import config_commands, doctor_audit, doctor_keys, doctor_posture, doctor_tls, output
+from . import config_commands, doctor_audit, doctor_brokers, doctor_keys, doctor_posture, doctor_tls, output
 from .connection import address, open_client
 from .doctor_posture import BUS_KEYS
 from .failure import Exit, Failure, leave
 from .finding import Finding
 from .options import Options, StepwireCommand
+from .readiness_texts import with_meaning
 
 Version = tuple[int, ...]
 
@@ -246,9 +247,15 @@ def _disk(database: Path) -> Iterator[Finding]:
 
 def broker(options: Options, loaded: loader.Configuration) -> Iterator[Finding]:
     try:
-        url = address(options, loaded).url
-        with open_client(options, loaded) as client:
-            yield from _broker_findings(client, url)
+        urls = address(options, loaded).urls
+        is_deployment_known = False
+        for url in urls:
+            with open_client(options, loaded, url=url) as client:
+                found = list(_broker_findings(client, url))
+                yield from found
+                if not is_deployment_known and found[0].state != "note":
+                    is_deployment_known = True
+                    yield from doctor_brokers.findings(client)
     except Failure as failure:
         yield Finding("red", "broker", failure.message, failure.hint)
 
@@ -264,6 +271,7 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     try:
         readiness = client.readiness()
         workers = client.workers()["workers"]
+        health = client.orchestration()
     except ClientError as error:
         problem = "the broker does not accept the token" if error.status == 401 else error.message
         yield Finding("red", "broker", f"{url}: {problem}", "pass its token: --token-file FILE, or STEPWIRE_TOKEN")
@@ -271,9 +279,11 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     if readiness["ready"]:
         yield Finding("ok", "broker", f"{url} accepts work")
     else:
-        yield Finding("red", "broker", f"{url} accepts no work now: {', '.join(readiness['reasons'])}")
+        text = f"{url} accepts no work now: {', '.join(map(with_meaning, readiness['reasons']))}"
+        yield Finding("red", "broker", text)
     for what in readiness.get("insecure", ()):
         yield Finding("warning", "broker", f"the running broker is insecure: {INSECURE.get(what, what)}")
+    yield of_stages(health)
     stuck = [one["worker"] for one in workers if one["stuck"]]
     if stuck:
         todo = f"see: stepwire worker show {stuck[0]}"
@@ -284,6 +294,22 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     yield from _unprovable(workers)
     yield from of_brokers(workers)
     yield from doctor_posture.literal_secrets(client)
+
+
+def of_stages(health: dict[str, Any]) -> Finding:
+    """The health of the broker's stages, with the reason and the members concerned."""
+    status = health["status"]
+    if status in ("healthy", "starting"):
+        return Finding("ok", "stages", status)
+    members = [
+        f"{name} {member['id']}: {member['reason']}"
+        for name, pool in health["executor_pools"].items()
+        for member in pool["members"]
+        if member["reason"]
+    ]
+    shown = "; ".join(members[:3]) + (f"; and {len(members) - 3} more" if len(members) > 3 else "")
+    text = f"{status}: {health['reason']}" + (f" ({shown})" if shown else "")
+    return Finding("red" if status == "unhealthy" else "warning", "stages", text, "see: GET /health/orchestration")
 
 
 def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ def _print_version(context: click.Context, _: click.Parameter, value: bool) -> N
         },
         "Where steps run": {
             "worker": f"{_HERE}.worker:worker",
+            "backlog": f"{_HERE}.backlog:backlog",
             "handler": f"{_HERE}.handler:handler",
             "executor": f"{_HERE}.executor:executor",
             "route": f"{_HERE}.route:route",

@@ -54,7 +54,13 @@ def global_options() -> list[click.Option]:
             help="Format of the data on stdout. [text]",
         ),
         option("--json", is_flag=True, callback=_store("output", lambda _: "json"), help="Same as -o json."),
-        option("--url", metavar="URL", callback=_store("url"), help="The broker's HTTP address. [STEPWIRE_URL]"),
+        option(
+            "--url",
+            metavar="URL",
+            callback=_store("url"),
+            help="The broker's HTTP address. Several brokers are separated by commas: a command uses one that answers."
+            " [STEPWIRE_URL]",
+        ),
         option(
             "--token-file",
             metavar="FILE",

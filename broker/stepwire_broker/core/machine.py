@@ -11,6 +11,7 @@ from typing import Any, Final, assert_never
 
 from stepwire_protocol import messages as wire
 
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.live import Task
 
 from .answers import erasing
@@ -130,16 +131,16 @@ class Machine:
             HANDLERS[kind](state, event, now)
         return self._decided(now)
 
-    def dispatch(self, lane: int, now: Now) -> None:
-        """Hand out ready steps. Their rows are part of the group that `next_group` returns.
+    def dispatch(self, now: Now) -> None:
+        """Hand out ready steps. Their rows are part of the groups that `next_group` returns.
 
-        A batch holds all steps that became ready while the lane's writer was busy. A full batch is handed out while the
-        writer is still busy.
+        A batch holds all steps that became ready while the writers of all lanes were busy. A full batch is handed out
+        while they are still busy.
         """
         state = self.state
         if darkness.is_dark(state, now):
             return
-        is_idle = state.outbox.lanes[lane].is_idle
+        is_idle = state.outbox.is_any_idle
         placement.dispatch(state, now, whole_batches=not is_idle)
         if is_idle and state.level0.peers:
             level0_placement.dispatch(state, now)
@@ -283,7 +284,7 @@ def _on_loaded(state: BrokerState, event: events.LoadedTasks, now: Now) -> None:
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            residency.on_page(state, event.loaded, load, now)
+            residency.on_page(state, event.loaded, event.request, load, now)
         case ResultsLoad():
             loaded = residency.of_own_lanes(state, event.loaded, load)
             residency.insert(state, loaded, load, now)
@@ -314,7 +315,7 @@ def _command_again(state: BrokerState, loaded: Loaded, load: CommandLoad, now: N
     if not residency.of_own_lanes(state, loaded, load).tasks:
         HANDLERS[type(command)](state, command, now)  # another broker owns the task, or did meanwhile
         return
-    if isinstance(command, events.Explain) and row.id not in state.tasks:
+    if isinstance(command, events.Explain | events.ExplainSteps) and row.id not in state.tasks:
         explaining.explain_stored(state, loaded, command, now)
         return
     if row.id not in state.tasks:
@@ -344,9 +345,7 @@ def _on_load_failed(state: BrokerState, event: events.LoadFailed, now: Now) -> N
     load = state.loads.pop(event.request)
     match load:
         case PageLoad():
-            state.page_asked = None
-            state.page_after_mono = now.mono + residency.PAGE_PAUSE_MS
-            state.timers.set(state.page_after_mono, PageDue())
+            residency.on_page_failed(state, event.request, load, now)
         case ResultsLoad():
             return  # a worker resends its results; a level-0 handler does not, so its step runs again
         case CommandLoad():
@@ -382,6 +381,16 @@ def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
         load_for(state, event.task_id, event)
     else:
         explaining.explain_live(state, task, event, now)
+
+
+def _on_explain_steps(state: BrokerState, event: events.ExplainSteps, now: Now) -> None:
+    if orders.is_elsewhere(state, event, event.task_id):
+        return
+    task = state.tasks.get(event.task_id)
+    if task is None:
+        load_for(state, event.task_id, event)
+    else:
+        explaining.explain_steps(state, task, event, now)
 
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
@@ -427,7 +436,7 @@ def _on_report(state: BrokerState, event: events.ReportResult, now: Now) -> None
         on_report(state, step, event, now)
         residency.leave_if_final(state, task)
     elif event.step_id in state.ended:
-        state.answer(event.request, ResultTaken())
+        state.answer(event.request, ResultTaken(), lane=state.lane_of(event.step_id))
     else:
         request = state.next_read()
         state.loads[request] = CommandLoad(event)
@@ -557,6 +566,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
+    events.ExplainSteps: _on_explain_steps,
     events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
@@ -568,6 +578,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.QuotasChanged: quotas.on_quotas_changed,
     # lanes
     Beaten: beats.on_beaten,
+    Notification: orders.on_notified,
     events.LanesTaken: beats.on_taken,
     LaneLost: losing.on_lost,
     LostCommits: losing.on_lost_commits,

@@ -42,6 +42,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     failed: int
     lang: str
     sdk: str
+    host: str  # the machine, as the worker identifies it
     pid: int
     unprovable: str | None  # why the operating system cannot prove the death of its process; None: it can
     progress: list[StepProgress]  # of the steps that it runs, the newest report first
@@ -97,6 +98,7 @@ def _session(state: BrokerState, session: WorkerSession, now: Now) -> WorkerView
         failed=session.failed,
         lang=session.lang,
         sdk=session.sdk,
+        host=session.host,
         pid=session.pid,
         unprovable=_unprovable(state, session),
         progress=_progress(state, session),
@@ -143,6 +145,7 @@ def _peer(state: BrokerState, peer: Level0Peer, now: Now) -> WorkerView:
         failed=peer.failed,
         lang="",
         sdk="",
+        host="",
         pid=0,
         unprovable="level 0 does not name a process",
         progress=[],

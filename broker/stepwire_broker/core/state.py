@@ -206,7 +206,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     wants: set[str] = set()  # what tasks in the database wait for
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
-    page_asked: int | None = None
+    pages: dict[int, int] = {}  # by request: the limit of each page that is being read
     page_after_mono: int = 0
     waits_for_room: bool = False  # more tasks could be loaded if tasks in memory ended
     evict_from: int = 0  # position in `tasks` at which the search for idle tasks continues
@@ -448,7 +448,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
         lane: int | None = None,
     ) -> None:
         """Answer when everything decided so far is durable. Refuse the request if the rows of `about` are refused.
-        `lane`: without a task, the only lane whose rows the answer depends on."""
+        `lane`: without a task, the only lane whose rows the answer depends on; None: it depends on controls."""
         if request < 0:
             self.orders.answer(self.outbox, request, answer, about)
             return

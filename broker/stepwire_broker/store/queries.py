@@ -78,6 +78,19 @@ class Queries(LoadQueries, Protocol):
     def step_stderr(self, step_id: int) -> StepStderr | None:
         """Return the end of the standard error of the step's latest run that reported any."""
 
+    def stored_wants(self) -> list[str]:
+        """Return everything that stored tasks of all lanes wait for, once each, in order."""
+
+    def stored_counts(self, wants: Sequence[str], limit: int) -> dict[str, int]:
+        """Count the stored tasks of all lanes by what they wait for, at most `limit` in sum. Read from the index."""
+
+    def stored_counts_by_workflow(self, wants: Sequence[str], limit: int) -> dict[tuple[str, int], int]:
+        """Count the same tasks by what they wait for and by workflow. Reads the tasks."""
+
+    def oldest_stored_ms(self, wants: Sequence[str]) -> int | None:
+        """Return when the oldest was submitted of those stored tasks that are loaded next, one of each lane and of each
+        of `wants`."""
+
     def held_count(self) -> int:
         """Return the number of steps that wait for an operator."""
 

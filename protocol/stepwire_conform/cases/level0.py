@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from stepwire_conform.broker import PlayedBroker
 from stepwire_conform.case import Level, RuleBroken, case
 from stepwire_conform.frames import Message, encoded
 from stepwire_conform.setting import ENOUGH_S
@@ -11,11 +12,17 @@ CONFORM_HANDLERS: Final = ("conform.echo", "conform.fail", "conform.big", "confo
 UNKNOWN: Final = "conform.no_such_handler"
 
 
-def batch_of(stage: Stage, *steps: dict[str, Any], batch_id: str | None = None, **members: Any) -> str:
+def batch_of(
+    stage: Stage,
+    *steps: dict[str, Any],
+    batch_id: str | None = None,
+    broker: PlayedBroker | None = None,
+    **members: Any,
+) -> str:
     """Send a batch to the handler. Returns its id."""
     batch_id = batch_id or stage.broker.next_batch()
     message = {"to": "7.1", "batch_id": batch_id, "protocol_version": "1.0", "steps": list(steps), **members}
-    stage.send_body(encoded(message), topic=b"steps ")
+    stage.send_body(encoded(message), topic=b"steps ", broker=broker)
     return batch_id
 
 
@@ -313,6 +320,35 @@ def restart(stage: Stage) -> None:
     stage.until(lambda: broker.greeted["results"] > 0, "connection to the results endpoint after the restart")
     stage.wait(0.5)
     answers(stage)
+
+
+@case(
+    "loop.brokers",
+    Level.ZERO,
+    "A handler with a list of brokers gets batches of each, and answers all of them",
+    "17",
+    strength="should",
+    brokers=2,
+    cause="only the first endpoint of STEPWIRE_STEPS and STEPWIRE_RESULTS is used; they are separated by commas",
+)
+def brokers(stage: Stage) -> None:
+    for broker in stage.brokers:
+        stage.until(
+            lambda broker=broker: broker.is_subscribed(b"steps ") or broker.is_subscribed(b"steps"),  # type: ignore[misc]
+            f"subscription of `steps ` at {broker.id}",
+        )
+        stage.until(
+            lambda broker=broker: broker.greeted["results"] > 0,  # type: ignore[misc]
+            f"connection to the results endpoint of {broker.id}",
+        )
+    stage.wait(0.5)  # the time that a broker waits before the first batch
+    batches = []
+    for number, broker in enumerate(stage.brokers, 1):
+        step = step_of(stage, _some(stage), {"a": number})
+        batches.append(batch_of(stage, step, batch_id=f"batch_of_{broker.id}_{number}", broker=broker))
+    for batch_id in batches:
+        for broker in stage.brokers:
+            stage.expect("results", batch_id=batch_id, broker=broker.id, what=f"answer to {batch_id} at {broker.id}")
 
 
 def _some(stage: Stage) -> str:

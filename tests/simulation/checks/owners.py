@@ -40,6 +40,41 @@ def check_speaks(books: Books, broker: BrokerNode, what: object) -> None:
         books.fail("L3 a dark broker says nothing", f"{broker.id} sent {what!r}")
 
 
+def check_gone(books: Books, broker: BrokerNode, lane: int, writer_of: LaneOwner) -> None:
+    """L1: a broker forgets a lane as lost. Another broker has taken it, or this one has taken it again."""
+    if books.world.tables.lanes[lane].epoch == writer_of.epoch:
+        books.fail("L1 a lane is lost only to another owner", f"lane {lane} is still {broker.id}'s: {writer_of}")
+
+
+def check_release(books: Books, broker: BrokerNode, lane: int) -> None:
+    """L2: a broker decides that a lane may go. All its groups are durable. What it has at workers runs, and the other
+    living brokers can ask these workers."""
+    world, state = books.world, broker.state
+    books.numbers["lanes released"] += 1
+    handed, stored = broker.handed.get(lane, 0), world.tables.seqs[lane]
+    if stored < handed:
+        books.fail(
+            "L2 a lane goes after its last group", f"lane {lane} of {broker.id}: {handed} handed, {stored} stored"
+        )
+    others = [other for other in world.brokers if other is not broker and other.is_alive]
+    known = [other for other in others if other.id in state.live_brokers]
+    workers = {worker.id: worker for worker in world.workers if worker.is_alive}
+    for session in state.sessions.values():
+        worker = workers.get(session.worker)
+        for step in session.deliveries.values() if worker is not None else ():
+            if step.task.lane != lane:
+                continue
+            if not books.steps[step.id].runs_of(step.delivery):
+                books.fail("L2 a lane goes without steps that wait", f"lane {lane}, step {step.id} at {session.worker}")
+            assert worker is not None
+            unreached = [other.id for other in known if other.id not in worker.links]
+            if unreached:
+                books.fail(
+                    "L2 a lane goes without runs that no other broker can ask about",
+                    f"lane {lane}, step {step.id} at {session.worker}, which does not reach {unreached}",
+                )
+
+
 def check_balance(books: Books) -> None:
     """L6: the faults ended long ago. Each lane is served, and the shares of the brokers differ by at most one."""
     world = books.world

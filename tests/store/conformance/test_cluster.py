@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
-from stepwire_broker.core.membership.cluster_rows import BrokerRow, LaneOwner, ObservedBroker, Presence, TakeLanes
+from stepwire_broker.core.membership.cluster_rows import (
+    BrokerRow,
+    LaneOwner,
+    ObservedBroker,
+    Presence,
+    RouteLoad,
+    TakeLanes,
+)
 from stepwire_broker.store.clocks import read_clocks
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.postgres.address import read_address
@@ -90,11 +97,14 @@ def taken(cluster: AnyCluster, most: int, *dead: ObservedBroker, served: tuple[i
 
 def test_a_beat_changes_the_own_row_and_reads_those_of_all_brokers_and_lanes(join: Join) -> None:
     one, two = join("b1", 1), join("b2", 2)
-    two.beat(Presence(workers=3, open_steps={"shop": 4}, listeners="{}", http="h", config_digest="d"))
+    load = RouteLoad("shop::H", "bus", (("gpu", "true"),), (), 4, 1, 99)
+    presence = Presence(workers=3, open_steps={"shop": 4}, listeners="{}", http="h", config_digest="d", backlog=(load,))
+    two.beat(presence)
     beaten = one.beat(Presence())
     assert [(row.id, row.epoch, row.beat) for row in beaten.brokers] == [("b1", 1, 1), ("b2", 2, 1)]
     other = beaten.brokers[1]
     assert (other.workers, dict(other.open_steps), other.listeners, other.http) == (3, {"shop": 4}, "{}", "h")
+    assert (other.backlog, beaten.brokers[0].backlog) == ((load,), ())
     assert [(lane.lane, lane.owner, lane.epoch) for lane in beaten.lanes] == [(FIRST, None, 0), (SECOND, None, 0)]
     assert beaten.sent_mono <= beaten.received_mono
 

@@ -405,3 +405,29 @@ def test_after_a_restart_every_open_task_is_found_page_by_page(place: Place) -> 
             loaded += [t.id for t in found.tasks]
             ((_, left),) = found.left_behind
     assert loaded == list(range(10, 5000, 10))
+
+
+def test_stored_tasks_are_counted_by_what_they_wait_for_up_to_a_limit(place: Place) -> None:
+    wants: dict[int, dict[str, Any]] = {
+        10: {"stored": True, "wants": "a", "created_ms": NOW + 9},
+        20: {"stored": True, "wants": "a", "created_ms": NOW + 3, "workflow_id": 2},
+        30: {"stored": True, "wants": "a,b"},
+        40: {"stored": True, "wake_ms": NOW},  # it waits for a time
+        50: {"wants": "a"},  # in a broker's memory
+        60: {"stored": True, "wants": "a", "state": "completed", "finished_ms": NOW},
+        70: {"stored": True, "wants": "c", "created_ms": NOW + 7},
+    }
+    with Running(place) as run:
+        run.workflow()
+        run.workflow("other")
+        for task_id, members in wants.items():
+            run.write(submissions=[submission(task_id, task_id, **members)])
+        queries = run.queries
+        assert queries.stored_wants() == ["a", "a,b", "c"]
+        assert queries.stored_counts(["a", "a,b"], 100) == {"a": 2, "a,b": 1}
+        assert sum(queries.stored_counts(["a", "a,b", "c"], 3).values()) == 3
+        assert queries.stored_counts_by_workflow(["a", "a,b"], 100) == {("a", 1): 1, ("a", 2): 1, ("a,b", 1): 1}
+        assert sum(queries.stored_counts_by_workflow(["a", "c"], 2).values()) == 2
+        assert queries.oldest_stored_ms(["a", "c"]) == NOW + 3
+        assert queries.oldest_stored_ms(["d"]) is None
+        assert queries.stored_counts([], 100) == {}

@@ -1,13 +1,14 @@
 """The open group of each lane, and the sends that may leave once it is durable.
 
 Every send has a barrier: the last sequence enqueued, when the send was decided, on each lane whose rows it needs. Sends
-without writes have a barrier too, because they may depend on rows that are not committed yet. A send that names no task
-waits for every lane. Sends of one lane leave in the order in which they were decided, and so do the sends of several
-lanes. A slow lane delays no send of another lane.
+without writes have a barrier too, because they may depend on rows that are not committed yet. An answer that names no
+task waits for the lanes in which controls are written, and a message that names no task for every lane. Sends of one
+lane leave in the order in which they were decided, and so do the sends of several lanes. A slow lane delays no send of
+another lane.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Final, TypeAlias, assert_never
 
 from msgspec import Struct, field
@@ -87,7 +88,7 @@ class SendAnswer(Struct, frozen=True):
     answer: Answer
     about: Task | None = None  # the task whose rows it depends on
     awaits: bool = False  # it answers a request that waits for the end of the task
-    lane: int | None = None  # without a task: the only lane whose rows it depends on; None: it may depend on any
+    lane: int | None = None  # without a task: the only lane whose rows it depends on; None: it depends on controls
 
 
 Send: TypeAlias = SendBatch | SendHandout | SendMessage | SendAck | SendAnswer
@@ -142,8 +143,11 @@ class LaneState(Struct):
 
     @property
     def has_controls(self) -> bool:
-        """True if controls of this lane are not durable yet."""
-        return bool(self.controls) or (self.group is not None and bool(self.group.controls))
+        """True if controls or active versions of this lane are not durable yet."""
+        group = self.group
+        return bool(self.controls or self.activations) or (
+            group is not None and bool(group.controls or group.activations)
+        )
 
     @property
     def workflows_unknown(self) -> list[WorkflowNew]:
@@ -238,11 +242,7 @@ class Outbox:
     def send(self, send: Send) -> None:
         lane = self._only
         if lane is None:
-            numbers = _lanes_of(send) or self.lanes.keys()
-            if isinstance(send, SendBatch):
-                # The steps may depend on an offer: no other broker and no later start may take its handler for one of
-                # level 0.
-                numbers = numbers | {number for number, lane in self.lanes.items() if lane.has_controls}
+            numbers = self._depends_on(send)
             if len(numbers) != 1:
                 lanes = map(self.lanes.__getitem__, numbers)
                 self._held.append(([(lane, lane.handed + lane.is_open) for lane in lanes], send))
@@ -252,12 +252,34 @@ class Outbox:
             lane.barrier = lane.handed + lane.is_open
         lane.held.append((lane.barrier, send))
 
+    def _depends_on(self, send: Send) -> Set[int]:
+        """Return the lanes whose rows this send depends on."""
+        numbers = _lanes_of(send)
+        if isinstance(send, SendBatch):
+            # The steps may depend on an offer: no other broker and no later start may take its handler for one of
+            # level 0.
+            return numbers | self._with_controls()
+        if numbers:
+            return numbers
+        if isinstance(send, SendAnswer):
+            # A command that belongs to no task is written in the lowest lane, and earlier ones in what was the lowest.
+            return self._with_controls() | set(list(self.lanes)[:1])
+        return self.lanes.keys()
+
+    def _with_controls(self) -> set[int]:
+        return {number for number, lane in self.lanes.items() if lane.has_controls}
+
     def is_settled(self, number: int) -> bool:
         """True if every group of this lane is durable, and every send that depends on the lane has left."""
         lane = self.lanes[number]
         if not lane.is_idle or lane.is_open or lane.held:
             return False
         return not any(each is lane for barriers, _ in self._held for each, _ in barriers)
+
+    @property
+    def is_any_idle(self) -> bool:
+        """True if the next group of a lane can be handed to its writer now."""
+        return any(lane.is_idle for lane in self.lanes.values())
 
     @property
     def stalled(self) -> StallCode | None:
@@ -332,6 +354,15 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
+
+    def __bool__(self) -> bool:
+        """Whether any send waits. Asked after each event, so it counts none of them."""
+        if self._held:
+            return True
+        for lane in self.lanes.values():  # noqa: SIM110 - `any` with a generator takes three times as long
+            if lane.held:
+                return True
+        return False
 
 
 def _lanes_of(send: Send) -> set[int]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from stepwire_broker.core.brokers import addresses, listeners
 from stepwire_broker.core.commit.own_lane import OwnLane, count
-from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow, Presence
+from stepwire_broker.core.membership.cluster_rows import ALL, Beaten, BrokerRow, Presence, RouteLoad
 from stepwire_broker.core.membership.members import OwnLanes
 from stepwire_broker.core.model.commit_group import LaneLost
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken, Now, ReleaseLane
@@ -71,7 +71,7 @@ def workers(state: BrokerState) -> int:
     return sum(not session.dead for session in state.sessions.values()) + len(state.level0.peers)
 
 
-def presence(state: BrokerState, http: str | None, config_digest: str) -> Presence:
+def presence(state: BrokerState, http: str | None, config_digest: str, backlog: tuple[RouteLoad, ...] = ()) -> Presence:
     """Describe this broker for the others."""
     return Presence(
         listeners=addresses.row_of(state),
@@ -84,4 +84,5 @@ def presence(state: BrokerState, http: str | None, config_digest: str) -> Presen
         },
         workers=workers(state),
         controls_revision=state.catalogue.revision,
+        backlog=backlog,
     )

@@ -8,6 +8,19 @@ from msgspec import Struct
 ALL: Final = "*"  # in the place of a namespace: all namespaces together
 
 
+class RouteLoad(Struct, frozen=True, array_like=True):
+    """The steps of one handler that go to the same workers: those of `executor` that have all labels of `selector` and
+    lack one of `without`."""
+
+    handler_class: str
+    executor: str
+    selector: tuple[tuple[str, str], ...] = ()
+    without: tuple[tuple[str, str], ...] = ()
+    waiting: int = 0  # for a slot, at the broker or at a worker
+    running: int = 0
+    oldest_ms: int | None = None  # the time at which the oldest waiting step became ready, in UTC
+
+
 class BrokerRow(Struct, frozen=True, kw_only=True):
     """A broker as it described itself at its last beat."""
 
@@ -24,6 +37,7 @@ class BrokerRow(Struct, frozen=True, kw_only=True):
     open_steps: Mapping[str, int] = {}  # of its lanes: of ALL, and by namespace with a quota
     workers: int = 0  # sessions and level-0 handlers that are connected to it
     controls_revision: int = 0  # the last change of `controls` that it uses
+    backlog: tuple[RouteLoad, ...] = ()  # of the steps in its memory, the largest
     is_gone: bool = False  # its process on this host has ended, as the operating system reports
 
 
@@ -37,6 +51,7 @@ class Presence(Struct, frozen=True, kw_only=True):
     open_steps: Mapping[str, int] = {}
     workers: int = 0
     controls_revision: int = 0
+    backlog: tuple[RouteLoad, ...] = ()
 
 
 class LaneOwner(Struct, frozen=True, array_like=True):
@@ -62,7 +77,6 @@ class Beaten(Struct, frozen=True, kw_only=True):
     offset_ms: int = 0  # the clock of the database minus the clock of this host
     orders: tuple[int, ...] = ()  # own lanes with open orders
     controls_revision: int = 0  # the last change of `controls`
-    last_workflow: int = 0  # the highest id
     blocks: tuple[tuple[int, int], ...] = ()  # number and lane of each block of ids that was added since the last beat
 
 

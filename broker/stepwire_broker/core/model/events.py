@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSe
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.membership.cluster_rows import Beaten
+from stepwire_broker.core.membership.notifications import Notification
 
 from .commit_group import Outcome
 from .principal import PROCESS, Grant
@@ -91,6 +92,13 @@ class Explain(Command, frozen=True):
 
     task_id: int
     step: str | None = None
+
+
+class ExplainSteps(Command, frozen=True):
+    """Describe what is only in memory of the open steps of this task, or of this one: reasons and progress."""
+
+    task_id: int
+    step_id: int | None = None
 
 
 class LearnCatalogue(Command, frozen=True):
@@ -369,6 +377,7 @@ Event: TypeAlias = (
     | CatalogueRead
     | LoadFailed
     | Beaten
+    | Notification
     | LanesTaken
     | ReleaseLane
     | LaneReleased

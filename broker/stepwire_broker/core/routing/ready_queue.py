@@ -120,6 +120,18 @@ class ReadyQueue:
                 if heap and _is_ready(heap[0][-1]):
                     yield route, len(heap), heap[0][1]
 
+    def backlog(self, exact_max: int) -> Iterator[tuple[Route, int, int]]:
+        """Yield the same as `ready_counts`. Of a queue of more than `exact_max` entries, yield its length, and the time
+        when the next step became ready."""
+        for routes in self._by_namespace.values():
+            for route, heap in routes.items():
+                if len(heap) > exact_max:
+                    yield route, len(heap), heap[0][1]
+                    continue
+                since = [entry[1] for entry in heap if _is_ready(entry[-1])]
+                if since:
+                    yield route, len(since), min(since)
+
     def reroute(self, route_of: Callable[[Step], Route]) -> None:
         """Move each step to its new route after a change of routing. The order by priority and age stays."""
         self._route_of = route_of

@@ -12,7 +12,7 @@ from msgspec import Raw
 from stepwire_broker.core.answers.answers import Answer, CommandRefused, Done, ResultTaken
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
-from stepwire_broker.core.model.events import Command, Explain, ReportResult
+from stepwire_broker.core.model.events import Command, Explain, ExplainSteps, ReportResult
 
 from .moving import LaneMoves, MoveLane
 
@@ -24,6 +24,7 @@ _COMMANDS: Final = (
     EraseTask,
     ResolveStep,
     Explain,
+    ExplainSteps,
     MoveLane,
     ReportResult,
 )

@@ -133,7 +133,7 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
     missing = [r.step_id for r in message.results if r.step_id not in state.steps]
     foreign = {step_id for step_id in missing if state.is_foreign(step_id)}
     if foreign and len(foreign) == len(message.results):
-        state.counters.ignored += 1
+        _on_foreign_results(state, message)
         return
     unknown = [i for i in missing if i not in foreign and i not in state.ended and i not in absent]
     if unknown:
@@ -183,6 +183,20 @@ def on_results(state: BrokerState, message: ResultsLevel0, now: Now, absent: fro
         text = f"batch {message.batch_id}: {REFUSALS[refused]}"
         state.decision.complaints.append(Complaint(refused, text))
     if handout is not None and not _unanswered(state, handout):
+        _end(state, handout)
+
+
+def _on_foreign_results(state: BrokerState, message: ResultsLevel0) -> None:
+    """Leave the results to the owner of their lane. If this broker has sent the batch and lost the lane since then, the
+    batch ends here as well: the peer is free."""
+    state.counters.ignored += 1
+    handout = state.level0.handouts.get(message.batch_id)
+    if handout is None or handout.peer is None:
+        return
+    answered = {result.step_id for result in message.results}
+    handout.items = [item for item in handout.items if item[0] not in answered]
+    handout.peer.doubted = False
+    if not _unanswered(state, handout):
         _end(state, handout)
 
 

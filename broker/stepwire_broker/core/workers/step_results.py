@@ -80,11 +80,15 @@ def on_results(state: BrokerState, message: Results, now: Now, absent: frozenset
 
 
 def _misses_a_broker(state: BrokerState, worker: str) -> bool:
-    """True if this worker may have no session with the owner of a step, who alone could acknowledge its result."""
+    """True if this worker may have no session with the owner of a step, who alone could acknowledge its result.
+
+    A worker over HTTP sends its results to one broker. That may be another one than the broker of its session."""
+    if worker in state.attached:
+        return True
     session = state.sessions.get(worker)
     if session is None or not session.confirmed or len(state.live_brokers) == 1:
         return False
-    return worker in state.attached or not state.live_brokers <= session.brokers
+    return not state.live_brokers <= session.brokers
 
 
 def on_taken(state: BrokerState, event: ResultsTaken, now: Now) -> None:
@@ -127,7 +131,7 @@ def look_up(state: BrokerState, message: Results | ResultsLevel0, unknown: list[
 def _renew_credit(session: WorkerSession, message: Results) -> None:
     if message.batch_id in session.unanswered_batches:
         mark_answered(session, message.batch_id)
-    if message.free is not None and message.n >= session.free_n:
+    if message.free is not None and message.n > session.free_n:  # a copy of this message names credit that was used
         session.free_n = message.n
         session.offer(message.free, message.slots_free)
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,12 +16,15 @@ from stepwire_protocol import host
 
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, BrokerRow, LaneOwner, Presence, TakeLanes
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.store.clocks import read_clocks
 from stepwire_broker.store.ports import IDS_AT_START
 from stepwire_broker.store.rows import NO_TASKS, counts_by_lane
 
+from .connecting import PostgresConnection
 from .failures import ConnectionLost, StatementFailed
 from .namesake import BrokerProcess
+from .notifying import Notifying, PostgresListener
 from .ownership import Ownership, TakenEnd
 from .pipeline import BEGIN, COMMIT, ROLLBACK, Pipeline, Statement, StatementCall
 from .statements import ColdStatements, reserved_ids
@@ -42,7 +46,6 @@ class _Read(msgspec.Struct, frozen=True):
     lanes: tuple[LaneOwner, ...]
     orders: tuple[int, ...]
     controls_revision: int
-    last_workflow: int
     blocks: tuple[tuple[int, int], ...]
     clock_ms: int
 
@@ -59,7 +62,8 @@ class FormerRun(NamedTuple):
 
 
 class PostgresCluster:
-    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time."""
+    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time.
+    `listen` opens one that receives notifications; None: there is none."""
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class PostgresCluster:
         former: FormerRun | None = None,
         *,
         trusts_failover: bool = False,
+        listen: Callable[[str], PostgresConnection] | None = None,
     ) -> None:
         self.lease_ms = lease_ms
         self._connect = connect
@@ -89,6 +94,10 @@ class PostgresCluster:
         self._lock_lane = Statement("wait_for_lane", _LOCK_LANE.format(schema=schema))
         self._block = -1  # the highest number of a block that was reported
         self._pipeline: Pipeline | None = None
+        self._notifying = Notifying(schema, broker)
+        self._listener = None
+        if listen is not None:
+            self._listener = PostgresListener(partial(listen, "listen"), self._notifying.read)
 
     def beat(self, presence: Presence) -> Beaten:
         sent = read_clocks()
@@ -117,7 +126,6 @@ class PostgresCluster:
             offset_ms=read.clock_ms - (sent.wall + received.wall) // 2,
             orders=read.orders,
             controls_revision=read.controls_revision,
-            last_workflow=read.last_workflow,
             blocks=read.blocks,
         )
 
@@ -132,6 +140,7 @@ class PostgresCluster:
             _encode(dict(presence.open_steps)),
             presence.workers,
             presence.controls_revision,
+            _encode(presence.backlog),
         )
 
     def take(self, takes: TakeLanes) -> list[TakenLane]:
@@ -178,8 +187,25 @@ class PostgresCluster:
             return self._ownership.release(pipeline, lane, epoch, to)
 
     def leave(self) -> None:
+        notify = self._notifying.in_transaction(Notification(lanes=True))
         with closing(self._connect("end", BEAT_S)) as pipeline:
-            pipeline.run([BEGIN, self._ownership.leave(), StatementCall(self._leave, self._run), COMMIT])
+            pipeline.run([BEGIN, self._ownership.leave(), StatementCall(self._leave, self._run), notify, COMMIT])
+
+    def notify(self, notification: Notification) -> None:
+        if self._pipeline is None:
+            return  # the database is away; a beat connects again
+        try:
+            self._pipeline.run(self._notifying.trip(notification))
+        except (ConnectionLost, StatementFailed):
+            self.close()
+            raise
+
+    def receive(self) -> Notification | None:
+        return None if self._listener is None else self._listener.receive()
+
+    def stop_receiving(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def close(self) -> None:
         if self._pipeline is not None:
@@ -242,7 +268,8 @@ TAKE_S: Final = 30.0  # to count the open tasks of a lane takes seconds for a mi
 
 _BEAT: Final = """\
 UPDATE {schema}.brokers SET beat = beat + 1, listeners = $3::text, http = $4::text, is_draining = $5::boolean,
- config_digest = $6::text, open_steps = $7::text, workers = $8::int, controls_revision = $9::bigint
+ config_digest = $6::text, open_steps = $7::text, workers = $8::int, controls_revision = $9::bigint,
+ backlog = $10::text
 WHERE id = $1::text AND epoch = $2::bigint"""
 
 # A statement of its own: its snapshot is taken after the beat has waited for a take that locks the row.
@@ -250,14 +277,13 @@ _READ: Final = """\
 SELECT json_build_object(
  'brokers', (SELECT coalesce(json_agg(b ORDER BY b.id), '[]') FROM (SELECT id, epoch, beat, lease_ms, worker_lease_ms,
    coalesce(listeners, '') AS listeners, http, coalesce(version, '') AS version, is_draining, config_digest,
-   coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision, host, pid,
-   pid_started FROM {schema}.brokers) AS b),
+   coalesce(open_steps, '{{}}')::json AS open_steps, coalesce(workers, 0) AS workers, controls_revision,
+   coalesce(backlog, '[]')::json AS backlog, host, pid, pid_started FROM {schema}.brokers) AS b),
  'lanes', (SELECT coalesce(json_agg(json_build_array(id, owner, owner_epoch, epoch, {in_doubt}) ORDER BY id), '[]')
    FROM {schema}.lanes),
  'orders', (SELECT coalesce(json_agg(DISTINCT o.lane), '[]') FROM {schema}.orders AS o JOIN {schema}.lanes AS l
    ON l.id = o.lane WHERE o.answer IS NULL AND l.owner = $1::text),
  'controls_revision', (SELECT coalesce(max(revision), 0) FROM {schema}.controls),
- 'last_workflow', (SELECT coalesce(max(id), 0) FROM {schema}.workflows),
  'blocks', (SELECT coalesce(json_agg(json_build_array(number, lane)), '[]') FROM {schema}.blocks
    WHERE number > $2::bigint),
  'clock_ms', (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"""

@@ -5,7 +5,7 @@ CREATE TABLE brokers (
   id text COLLATE "C" PRIMARY KEY, epoch bigint NOT NULL UNIQUE, beat bigint NOT NULL, lease_ms int NOT NULL,
   worker_lease_ms int NOT NULL, host text, pid int, pid_started bigint, listeners text, http text, version text,
   is_draining boolean NOT NULL DEFAULT false, config_digest text, open_steps text, workers int,
-  controls_revision bigint NOT NULL DEFAULT 0
+  controls_revision bigint NOT NULL DEFAULT 0, backlog text
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
 CREATE SEQUENCE epochs;
 CREATE TABLE lanes (

@@ -1,10 +1,10 @@
 """All queries of a store, on one connection to SQLite."""
 
-from .loading import LoadingQueries
+from .backlog import BacklogQueries
 from .pages import PageQueries
 from .shared_rows import SharedRows
 
 
-class SqliteQueries(LoadingQueries, PageQueries, SharedRows):
+class SqliteQueries(BacklogQueries, PageQueries, SharedRows):
     """The port store/queries.py. Load queries serve the core, page queries serve people, and shared
     rows serve other brokers."""

@@ -2,12 +2,14 @@
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from stepwire.errors import ConfigurationError
 
 from . import destinations
+from .addresses import URL_DEFAULT
 from .broker import BrokerCalls
 from .executors import ExecutorCalls
 from .outages import OUTAGE_S, OnOutage, Outages
@@ -16,7 +18,7 @@ from .steps import StepCalls
 from .streams import StreamCalls
 from .tasks import TaskCalls
 from .tls_files import tls_files
-from .transport import TIMEOUT_S, URL_DEFAULT, Transport
+from .transport import TIMEOUT_S, Transport
 from .workflows import WorkflowCalls
 
 TOKEN_FILE_DEFAULT: Final = ".stepwire/token"
@@ -26,9 +28,12 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
     """A client with one keep-alive connection. Threads may share the client; their calls then run one at a time.
 
     The address is the first of: `url`, $STEPWIRE_URL, the content of `.stepwire/url`, http://127.0.0.1:7410. An address
-    `unix:PATH` is a Unix socket, where the broker's own user needs no token. The token
-    is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of $STEPWIRE_TOKEN_FILE, the
-    content of `.stepwire/token`. A file is read again when its token is refused: a new broker has a new one.
+    `unix:PATH` is a Unix socket, where the broker's own user needs no token. `url` may name several brokers of one
+    database, as a sequence or separated by commas: the client uses one of them until it fails, and then the next.
+
+    The token is the first of: `token`, the content of `token_file`, $STEPWIRE_TOKEN, the content of
+    $STEPWIRE_TOKEN_FILE, the content of `.stepwire/token`. A file is read again when its token is refused: a new broker
+    has a new one.
 
     A token is sent over plain HTTP only within this machine, unless `allow_insecure` or $STEPWIRE_ALLOW_INSECURE says
     otherwise. A token from the environment is not sent to another machine whose address was only found in
@@ -50,7 +55,7 @@ class Client(TaskCalls, StepCalls, WorkflowCalls, ExecutorCalls, RoutingCalls, S
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         token: str | None = None,
         token_file: str | os.PathLike[str] | None = None,

@@ -47,7 +47,9 @@ class Connection:
         tls: "ssl.SSLContext | None" = None,
         timeout_s: float,
         socket_path: str | None = None,
+        prefix: str = "",
     ) -> None:
+        self.prefix = prefix  # of the broker's paths, for the caller
         port = port or (80 if tls is None else 443)
         self._host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._received = b""

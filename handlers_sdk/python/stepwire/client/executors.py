@@ -1,5 +1,6 @@
 """Calls on workers, executors, and the circuit breakers of handlers."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .transport import Calls, in_path
@@ -31,6 +32,17 @@ class ExecutorCalls(Calls):
     def resume_executor(self, key: str) -> dict[str, Any]:
         """End a pause."""
         return self._transport.post(f"/v1/executors/{in_path(key)}/resume", {}, is_safe=True)
+
+    def backlog(
+        self, handlers: Iterable[str] = (), *, labels: Mapping[str, str] | None = None, slots: int | None = None
+    ) -> dict[str, Any]:
+        """How much work waits for workers with these handlers and labels, and how many of them it needs.
+
+        `handlers`: names or patterns; without any, all handlers. `slots`: of one worker; by default as many as the
+        connected workers have."""
+        named = ",".join(handlers) or None
+        having = ",".join(f"{key}={value}" for key, value in (labels or {}).items()) or None
+        return self._transport.get("/v1/backlog", {"handler_class": named, "labels": having, "slots": slots})
 
     def breakers(self) -> dict[str, Any]:
         """The breakers and retry budgets of handlers that failed recently."""

@@ -5,10 +5,12 @@
 | no connection was made | always: the request was not sent |
 | the broker refused because of its state: it starts, stops, is overloaded, or cannot store | always: nothing was done |
 | the namespace has reached its quota | if the broker names a time after which it may be accepted |
-| the request was sent and no answer came, or the broker stopped before the commit | it is safe |
+| the request was sent and no answer came, or the broker stopped before the commit, or it became dark | it is safe |
 | any other answer | never |
 
 A call is safe if its repetition has no further effect: reads, submissions with a key, and most commands.
+
+With several addresses, each is tried once without a pause. The pauses are between such rounds.
 """
 
 import random
@@ -38,7 +40,7 @@ PASSING_CODES: Final = frozenset(
     }
 )
 QUOTA: Final = "quota"
-COMMIT_UNKNOWN: Final = "commit_unknown"
+UNKNOWN_CODES: Final = frozenset({"commit_unknown", "broker_dark"})
 GATEWAY_STATUSES: Final = frozenset({429, 502, 503, 504})  # without a code of the broker: from a proxy before it
 
 OnOutage: TypeAlias = Callable[[str, bool], None]  # a sentence, and whether the outage is over
@@ -58,7 +60,7 @@ def failed_try_of(refusal: ClientError) -> FailedTry | None:
     is_passing = refusal.code in PASSING_CODES or (refusal.code == QUOTA and refusal.retry_after_ms is not None)
     if is_passing and refusal.status in (429, 503):
         return FailedTry(refusal, may_be_done=False, pause_s=pause_s)
-    if refusal.code == COMMIT_UNKNOWN or (not refusal.code and refusal.status in GATEWAY_STATUSES):
+    if refusal.code in UNKNOWN_CODES or (not refusal.code and refusal.status in GATEWAY_STATUSES):
         return FailedTry(refusal, may_be_done=True, pause_s=pause_s)
     return None
 
@@ -95,19 +97,26 @@ class Outages:
 
 
 class Patience:
-    """The waiting of one call. `until_s`: the call itself is given no longer than this."""
+    """The waiting of one call. `until_s`: the call itself is given no longer than this. `tries`: the number of tries,
+    each at another address, before a pause."""
 
-    def __init__(self, outages: Outages, until_s: float | None = None) -> None:
+    def __init__(self, outages: Outages, until_s: float | None = None, tries: int = 1) -> None:
         self._outages = outages
         self._until_s = until_s
+        self._tries = tries
+        self._failed = 0
         self._began_s: float | None = None
         self._pause_s = PAUSE_MIN_S
 
     def pause(self, failed: FailedTry) -> None:
-        """Sleep before the next try. Raises the error of the failed one if the time is over."""
+        """Sleep before the next try, unless an address was not tried yet. If the time is over, raises the error of the
+        failed one."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s
+        self._failed += 1
+        if self._failed % self._tries:
+            return
         limit_s = self._outages.limit_s
         ends_s = self._began_s + limit_s if self._until_s is None else min(self._began_s + limit_s, self._until_s)
         if now_s >= ends_s or now_s + failed.pause_s > ends_s:
@@ -122,6 +131,7 @@ class Patience:
     def over(self) -> None:
         """The broker answers: the next failure is another outage."""
         self._began_s = None
+        self._failed = 0
         self._pause_s = PAUSE_MIN_S
         self._outages.over()
 

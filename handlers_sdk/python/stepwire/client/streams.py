@@ -76,4 +76,5 @@ class StreamCalls(Calls):
             failed = self._transport.lost(error)
             if failed is None:
                 raise self._transport.unreachable(error) from error
+        self._transport.leave()
         patience.pause(failed)

@@ -1,19 +1,17 @@
 """One call of the HTTP API: the request, its repetitions while the broker does not answer, and its exception."""
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
 
 from stepwire.errors import (
     ClientError,
-    ConfigurationError,
     Denied,
     NotFound,
     Overloaded,
@@ -22,12 +20,12 @@ from stepwire.errors import (
     WrongState,
 )
 
+from .addresses import Address, addresses_of
 from .connection import BadAnswer, Connection, HttpAnswer, Incomplete
 from .destinations import check_transport
 from .outages import FailedTry, Outages, Patience, failed_try_of
 from .tls_files import NO_FILES, TlsFiles
 
-URL_DEFAULT: Final = "http://127.0.0.1:7410"
 TIMEOUT_S: Final = 30.0
 UNAUTHORIZED: Final = 401
 LONG_POLL_S: Final = 20.0  # the time of one request; a longer wait sends several requests
@@ -66,11 +64,12 @@ class Request(NamedTuple):
 
 
 class Transport:
-    """Sends requests to one broker over one connection, one at a time."""
+    """Sends requests to one broker over one connection, one at a time. With several addresses, the client stays with a
+    broker until a try fails there, and passes to the next address for the next try."""
 
     def __init__(
         self,
-        url: str,
+        urls: str | Sequence[str],
         find_token: Callable[[], str | None],
         timeout_s: float,
         outages: Outages,
@@ -78,19 +77,9 @@ class Transport:
         is_insecure_allowed: bool = False,
         tls: TlsFiles = NO_FILES,
     ) -> None:
-        address = urlsplit(url)
-        if address.scheme == "unix":
-            if not address.path or address.netloc:
-                raise ConfigurationError(f"url {url!r}: it needs a form like unix:/srv/shop/.stepwire/http.sock")
-            self._socket_path: str | None = os.path.abspath(unquote(address.path))
-            self._host, self._port, self._prefix = "localhost", None, ""
-        else:
-            if address.scheme not in ("http", "https") or not address.hostname:
-                raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
-            self._socket_path = None
-            self._host, self._port, self._prefix = address.hostname, address.port, address.path.rstrip("/")
-        self._tls = tls.context() if address.scheme == "https" else None
-        self._url = url
+        self._addresses = addresses_of(urls)
+        self._address = self._addresses[0]
+        self._tls = tls.context() if any(address.is_tls for address in self._addresses) else None
         self._is_insecure_allowed = is_insecure_allowed
         self._find_token = find_token
         self._token = self._sendable_token()
@@ -120,14 +109,20 @@ class Transport:
         return self._call(Request(method, path, data, is_poll=True, wait_s=wait_s, until_s=until_s))
 
     def get_once(self, path: str) -> HttpAnswer:
-        """Send one GET request. Returns the answer, with any status. Raises OSError if there is no answer."""
-        try:
+        """Send one GET request, to the first of the addresses where a connection can be made. Returns the answer, with
+        any status. Raises OSError if there is no answer."""
+        for left in reversed(range(len(self._addresses))):
+            address = self._address
             try:
-                return self._send(Request("GET", path))
-            except IdleLost:
-                return self._send(Request("GET", path))
-        except NotConnected as error:
-            raise _cause(error) from None
+                try:
+                    return self._send(Request("GET", path))
+                except IdleLost:
+                    return self._send(Request("GET", path))
+            except NotConnected as error:
+                self._leave(address)
+                if not left:
+                    raise _cause(error) from None
+        raise AssertionError("a client has at least one address")
 
     @contextmanager
     def follow(self, path: str, last_event_id: str | None = None) -> Iterator[Iterator[bytes]]:
@@ -136,35 +131,41 @@ class Transport:
         if last_event_id:
             headers["Last-Event-ID"] = last_event_id
         with closing(self._connect()) as connection:
-            status, lines = connection.follow("GET", self._prefix + path, headers)
+            status, lines = connection.follow("GET", connection.prefix + path, headers)
             if status >= 400:
                 raise error_of(status, b"".join(lines))
             yield lines
 
     def patience(self) -> Patience:
         """The waiting of one call that repeats itself."""
-        return Patience(self._outages)
+        return Patience(self._outages, tries=len(self._addresses))
+
+    def leave(self) -> None:
+        """Use the next address, because a try at this one has failed."""
+        self._leave(self._address)
 
     def unreachable(self, error: Exception) -> Unreachable:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return Unreachable(
-            f"no answer from {self._url}: {reason[:1].lower()}{reason[1:]}.",
+            f"no answer from {', '.join(each.url for each in self._addresses)}: {reason[:1].lower()}{reason[1:]}.",
             code="unreachable",
             hint="Is the broker running (stepwire serve)?",
         )
 
     def lost(self, error: OSError) -> FailedTry | None:
-        """The failed try of a request that was sent, or None if a later try would end with this error too."""
+        """The failed try of a request that was sent, or None if every later try would end with this error too."""
         is_lasting = isinstance(error, ValueError) or (  # of these errors, only a refused certificate is a ValueError
             isinstance(error, BadAnswer) and not isinstance(error, Incomplete)
         )
-        return None if is_lasting else FailedTry(self.unreachable(error), may_be_done=True)
+        is_final = is_lasting and len(self._addresses) == 1
+        return None if is_final else FailedTry(self.unreachable(error), may_be_done=True)
 
     def _call(self, request: Request) -> dict[str, Any]:
         """Send a request, and again after failures that may pass, as long as that cannot repeat an effect."""
-        patience = Patience(self._outages, request.until_s)
+        patience = Patience(self._outages, request.until_s, len(self._addresses))
         may_be_done = False
         while True:
+            address = self._address
             try:
                 outcome = self._try(request)
             except IdleLost:
@@ -177,6 +178,7 @@ class Transport:
             outcome.error.may_be_done = may_be_done
             if outcome.may_be_done and not request.is_safe:
                 raise outcome.error
+            self._leave(address)
             patience.pause(outcome)
         if isinstance(outcome, ClientError):
             outcome.may_be_done = may_be_done
@@ -209,7 +211,8 @@ class Transport:
         """The token, if there is one. Raises ConfigurationError if it must not be sent to this address."""
         token = self._find_token()
         if token is not None:
-            check_transport(self._url, is_insecure_allowed=self._is_insecure_allowed)
+            for address in self._addresses:
+                check_transport(address.url, is_insecure_allowed=self._is_insecure_allowed)
         return token
 
     def _send(self, request: Request) -> HttpAnswer:
@@ -239,7 +242,8 @@ class Transport:
             except OSError as error:
                 raise NotConnected from error
         try:
-            answer = self._connection.request(request.method, self._prefix + path, headers, request.data)
+            target = self._connection.prefix + path
+            answer = self._connection.request(request.method, target, headers, request.data)
         except BaseException:
             self._disconnect()  # the rest of an answer may still arrive, so the connection cannot be used again
             raise
@@ -261,15 +265,25 @@ class Transport:
         return headers
 
     def _connect(self) -> Connection:
+        address = self._address
         connection = Connection(
-            self._host,
-            self._port,
-            tls=self._tls,
+            address.host,
+            address.port,
+            tls=self._tls if address.is_tls else None,
             timeout_s=self._timeout_s,
-            socket_path=self._socket_path,
+            socket_path=address.socket_path,
+            prefix=address.prefix,
         )
         self._outages.connected()
         return connection
+
+    def _leave(self, address: Address) -> None:
+        """Use the address after this one, unless another thread has left this one already."""
+        with self._lock:
+            if self._address is address and len(self._addresses) > 1:
+                self._disconnect()
+                number = self._addresses.index(address) + 1
+                self._address = self._addresses[number % len(self._addresses)]
 
     def _disconnect(self) -> None:
         if self._connection is not None:
