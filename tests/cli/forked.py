@@ -128,8 +128,9 @@ class _Forked(subprocess.Popen[str]):
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """Like `os.waitpid`."""
-        timeout_s = 0 if wait_flags & os.WNOHANG else None
-        if not select.select([self._reports], [], [], timeout_s)[0]:
+        poll = select.poll()  # other files of the tests may have numbers that are too high for select()
+        poll.register(self._reports, select.POLLIN)
+        if not poll.poll(0 if wait_flags & os.WNOHANG else None):
             return 0, 0
         with self._reports:
             return self.pid, int(self._reports.recv(NUMBER_BYTES))
