@@ -223,6 +223,13 @@ def test_a_result_of_a_worker_inside_the_process_is_passed_on() -> None:
     assert len(world.passed_on) == 1
 
 
+def test_a_result_over_http_is_passed_on_also_without_a_session_and_before_another_broker_is_known() -> None:
+    world = World(lanes=2, own=[LANE])
+    world.handle(events.Attached(W, "poll"))
+    report(world, "batch_1", result(ELSEWHERE))
+    assert len(world.passed_on) == 1
+
+
 def test_own_steps_of_a_message_that_is_passed_on_are_applied_at_once() -> None:
     world = shared()
     task_id = world.task(ONE)
