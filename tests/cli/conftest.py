@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres.databases import OWNER
+
 from .a_place import Place, a_shop, place
+
+# With STEPWIRE_TEST_OWNER, the shop's state is on a server. These tests are about the file of a SQLite database.
+collect_ignore = [] if OWNER is None else ["test_db.py"]
 
 
 @pytest.fixture

@@ -185,6 +185,15 @@ def test_a_result_of_a_worker_inside_the_process_is_passed_on() -> None:
     assert len(world.passed_on) == 1
 
 
+def test_a_result_of_a_worker_over_http_whose_session_is_with_another_broker_is_passed_on() -> None:
+    world = shared()
+    world.handle(events.Attached(W, "poll"))
+    report(world, "batch_1", result(ELSEWHERE))
+    assert world.passed_on == [ResultsElsewhere(W, 1, "batch_1", (result(ELSEWHERE),))]
+    world.handle(events.ResultsTaken(W, 1))
+    assert world.acked == [1]
+
+
 def test_own_steps_of_a_message_that_is_passed_on_are_applied_at_once() -> None:
     world = shared()
     task_id = world.task(ONE)

@@ -189,7 +189,9 @@ class Books:
         self.provable: dict[str, str] = {}  # by worker whose death can be proven on its host: the host
         self.sent_back: Counter[tuple[str, int]] = Counter()  # by worker and step
         self.unanswered: dict[tuple[str, str], int] = {}  # by worker and batch: times received without an answer
-        self.disorder_ms: dict[str, float] = {}  # by worker: until when brokers may believe in credit of an earlier time
+        self.disorder_ms: dict[
+            str, float
+        ] = {}  # by worker: until when brokers may believe in credit of an earlier time
         self.capacity: dict[str, int] = {}  # by worker: the most steps that it had room for when it offered credit
         self.numbers: Counter[str] = Counter()
 

@@ -53,7 +53,9 @@ def check_release(books: Books, broker: BrokerNode, lane: int) -> None:
     books.numbers["lanes released"] += 1
     handed, stored = broker.handed.get(lane, 0), world.tables.seqs[lane]
     if stored < handed:
-        books.fail("L2 a lane goes after its last group", f"lane {lane} of {broker.id}: {handed} handed, {stored} stored")
+        books.fail(
+            "L2 a lane goes after its last group", f"lane {lane} of {broker.id}: {handed} handed, {stored} stored"
+        )
     others = [other for other in world.brokers if other is not broker and other.is_alive]
     known = [other for other in others if other.id in state.live_brokers]
     workers = {worker.id: worker for worker in world.workers if worker.is_alive}
