@@ -9,10 +9,13 @@ import msgspec
 import pytest
 import stepwire_protocol.messages as wire
 from stepwire_broker.core.answers.answers import CommandRefused, Done
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
+from stepwire_broker.core.membership.cluster_rows import LaneOwner
+from stepwire_broker.core.membership.members import Members
 from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.sharing.explaining import StepsAnswer, WhyAnswer
 from stepwire_broker.core.sharing.order_texts import COMMANDS, command_text, read_command
@@ -323,6 +326,17 @@ def test_the_owner_explains_a_task_in_memory_and_a_task_that_is_only_stored() ->
     world.look()
     assert world.order_answer(ended).code == "cancelled"
     assert task_id not in world.state.tasks
+
+
+def test_a_command_on_a_task_in_a_lane_that_may_have_lost_commits_is_refused_at_once() -> None:
+    """No broker takes such a lane over, so an order would wait for nothing."""
+    world = shared()
+    world.state.members = Members("b1", 7, "1.2", 10_000, begun_mono=world.mono)
+    world.state.members.lanes = (LaneOwner(LANE, "b1", 7, 1), LaneOwner(LANE + 1, "b2", 3, 1, is_in_doubt=True))
+    refused = world.ask(CancelTask, task_id=ELSEWHERE)
+    assert (refused.code, refused.hint.code) == ("database_unavailable", HintCode.ACCEPT_LOSS)
+    assert refused.message.startswith(f"lane {LANE + 1}, which has the task, is not served: commits may have been lost")
+    assert not world.orders
 
 
 def test_the_owner_explains_the_open_steps_of_a_task_and_reports_their_progress() -> None:

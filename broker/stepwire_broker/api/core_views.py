@@ -28,7 +28,7 @@ from stepwire_broker.core.workers import authority
 from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading
-from .cluster_metrics import ClusterFigures
+from .cluster_metrics import ClusterFigures, LaneFigures
 from .engine_port import EnginePort
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -355,11 +355,22 @@ def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str)
 
 
 def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
-    lanes, members = len(state.lanes), state.members
+    members = state.members
+    lanes = {
+        number: LaneFigures(
+            state.outbox.lanes[number].committed,
+            sum(lane.open_by_namespace.values()),
+            state.outbox.lanes[number].stalled is not None,
+        )
+        for number, lane in state.lanes.items()
+    }
+    changes = state.counters.lane_changes
     orders = (state.counters.orders_sent, state.counters.orders_answered)
     if members is None:
-        return ClusterFigures(lanes, 1, False, None, *orders)
-    return ClusterFigures(lanes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders)
+        return ClusterFigures(lanes, changes, 1, False, None, *orders)
+    return ClusterFigures(
+        lanes, changes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders
+    )
 
 
 def ready_figures(
