@@ -374,7 +374,7 @@ def _on_await(state: BrokerState, event: events.AwaitTask, now: Now) -> None:
         commands.on_await(state, event, now)
 
 
-def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
+def _on_explain(state: BrokerState, event: events.Explain | events.ExplainSteps, now: Now) -> None:
     if orders.is_elsewhere(state, event, event.task_id):
         return
     task = state.tasks.get(event.task_id)
@@ -382,16 +382,6 @@ def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
         load_for(state, event.task_id, event)
     else:
         explaining.explain_live(state, task, event, now)
-
-
-def _on_explain_steps(state: BrokerState, event: events.ExplainSteps, now: Now) -> None:
-    if orders.is_elsewhere(state, event, event.task_id):
-        return
-    task = state.tasks.get(event.task_id)
-    if task is None:
-        load_for(state, event.task_id, event)
-    else:
-        explaining.explain_steps(state, task, event, now)
 
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
@@ -567,7 +557,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
-    events.ExplainSteps: _on_explain_steps,
+    events.ExplainSteps: _on_explain,
     events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
