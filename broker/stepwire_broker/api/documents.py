@@ -107,8 +107,8 @@ class StepReason(Struct, frozen=True):
 
 
 class ProgressDocument(Struct, frozen=True):
-    """The latest progress that a running step reported. It is in the memory of the broker that owns the task. `note` has
-    at most 200 characters."""
+    """The latest progress that a running step reported. It is in the memory of the broker that owns the task. `note`
+    has at most 200 characters."""
 
     done: float
     total: float | None
