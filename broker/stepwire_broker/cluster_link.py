@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from .core.definitions.settings import Settings
 from .core.lanes import beats, darkness
 from .core.membership.cluster_rows import Presence, RouteLoad
 from .core.membership.members import Conclusion
+from .core.membership.notifications import Notification, NotificationCounts
 from .core.model.commit_group import LaneLost
 from .core.model.events import Event, LanesTaken, Now
 from .core.state import BrokerState
@@ -32,12 +33,15 @@ class ClusterActions(NamedTuple):
     handle: Callable[[Event], None]
     flush: Callable[[], None]
     stop: Callable[[str], None]  # for this reason, because another process has replaced this one
+    answered: Callable[[Collection[int]], None]  # these orders have answers now
 
 
 class ClusterLink:
     """Used on the loop. Without a cluster, every method does nothing."""
 
-    def __init__(self, settings: Settings, state: BrokerState, store: Store, actions: ClusterActions) -> None:
+    def __init__(
+        self, settings: Settings, state: BrokerState, store: Store, actions: ClusterActions, counts: NotificationCounts
+    ) -> None:
         self._state = state
         self._store = store
         self._actions = actions
@@ -48,7 +52,7 @@ class ClusterLink:
         self._is_closed = False
         self._backlog: tuple[RouteLoad, ...] = ()
         self._backlog_due_mono = 0
-        self._threads = None if store.cluster is None else ClusterThreads(store.cluster, self._report)
+        self._threads = None if store.cluster is None else ClusterThreads(store.cluster, self._report, counts)
 
     @property
     def is_shared(self) -> bool:
@@ -105,6 +109,12 @@ class ClusterLink:
         if conclusion.takes is not None and self._threads is not None:
             self._threads.take(conclusion.takes)
 
+    def notify(self, notification: Notification) -> None:
+        """Let the other brokers look at the database now. Without them, there is nothing to send."""
+        members = self._state.members
+        if self._threads is not None and members is not None and members.live:
+            self._threads.notify(notification)
+
     def release(self, releasable: LaneReleasable) -> None:
         """Give a lane up."""
         assert self._threads is not None, "only a broker among others releases lanes"
@@ -125,7 +135,11 @@ class ClusterLink:
     def _on_event(self, event: ClusterEvent) -> None:
         if self._is_closed:
             return
-        if isinstance(event, LanesTaken):
+        if isinstance(event, Notification):
+            if event.lanes:
+                self.beat_now()
+            self._actions.answered(event.answers)
+        elif isinstance(event, LanesTaken):
             for taken in event.lanes:
                 if taken.lane in self._state.lanes:
                     self._actions.handle(LaneLost(taken.lane))  # the broker has lost it, and taken it again

@@ -19,6 +19,7 @@ from .bus import deaths
 from .bus.wire import Wire
 from .bus_events import BusEvents
 from .cluster_link import ClusterActions, ClusterLink
+from .coordinator.coordinator import Coordinator
 from .core.answers.answers import CommandRefused
 from .core.commit.decision import (
     BreakerChanged,
@@ -38,6 +39,7 @@ from .core.model.events import (
     ClaimRefuted,
     Event,
     FrameRefused,
+    LoadedTasks,
     LoadFailed,
     MessageIgnored,
     MessageRefused,
@@ -56,6 +58,7 @@ from .stages import claims, results
 from .stages.finish import PendingAnswers
 from .stages.turn import Around, Turn
 from .store import Store
+from .store.clocks import read_clocks
 from .taps import Taps
 
 log = structlog.get_logger("stepwire.broker")
@@ -91,12 +94,14 @@ class CoreLoop:
         self._store = store
         self._failed = failed
         self.is_open = False
-        self.cluster = ClusterLink(settings, self._state, store, ClusterActions(self.handle, self.flush, self._fail))
         self.answers = PendingAnswers()
-        self.elsewhere = Elsewhere(store, self.answers)
+        self.elsewhere = Elsewhere(store, self.answers, lambda notification: self.cluster.notify(notification))
+        actions = ClusterActions(self.handle, self.flush, self._fail, self.elsewhere.look_now)
+        self.measures = nothing_yet()
+        self.cluster = ClusterLink(settings, self._state, store, actions, self.measures.notifications)
         self.ask = partial(self.answers.ask, handle=self.handle_soon)
         self._passed_on = PassedOn(self.ask, self.handle_soon)
-        self.measures = nothing_yet()
+        self.coordinator = Coordinator(self._state, self.measures, read_clocks)
         self.commit_listeners: list[Callable[[], None]] = []
         self.progress_listeners: list[Callable[[StepProgress], None]] = []
         self._flush_due = False
@@ -115,16 +120,16 @@ class CoreLoop:
         self.wire = Wire(settings.bus, settings.broker.id, listener, context, is_strict=settings.security.strict)
         self.taps = Taps(self.wire)
         self._turn = Turn(machine, self._around())
-        actions = PulseActions(
+        pulse_actions = PulseActions(
             self.handle,
             self.flush,
             lambda: self.wire.is_behind,
             store.lost,
             self.on_outcome,
             self.measures.loop_lag_s,
-            self.cluster.turned,
+            self._turned,
         )
-        self.pulse = Pulse(machine, actions)
+        self.pulse = Pulse(machine, pulse_actions)
 
     def _around(self) -> Around:
         return Around(
@@ -145,6 +150,7 @@ class CoreLoop:
             self.elsewhere.wait,
             self._passed_on.pass_on,
             self.cluster.conclude,
+            self.cluster.notify,
         )
 
     # -- events in ----------------------------------------------------------------------------------------------------
@@ -222,7 +228,9 @@ class CoreLoop:
             log.warning("database_stalled", code=outcome.code, error=outcome.error)
             if lane.stalled is None:
                 self.measures.stalls[outcome.code] = self.measures.stalls.get(outcome.code, 0) + 1
+            self.coordinator.group_stalled(outcome.lane)
         elif isinstance(outcome, Committed):
+            self.coordinator.group_committed(outcome.lane)
             self.measures.commit_s.observe(self._loop.time() - self._handed[outcome.lane])
         stalled = lane.stalled
         self._turn.commit(outcome)
@@ -238,6 +246,7 @@ class CoreLoop:
 
     def _close_lane(self, gone: LaneGone) -> None:
         self._store.close_lane(gone.lane)
+        self.coordinator.lane_closed(gone.lane)
         self._handed.pop(gone.lane, None)
         self._stalled_s.pop(gone.lane, None)
         if gone.cause == "released":
@@ -304,9 +313,11 @@ class CoreLoop:
     def _put(self, group: CommitGroup) -> None:
         self._handed[group.lane] = self._loop.time()
         self.measures.group_rows.observe(rows_of(group))
+        self.coordinator.group_handed(group)
         self._store.put(group)
 
     def _read(self, read: Read) -> None:
+        self.coordinator.read_asked(read)
         future = self._store.read(
             claims.perform, self._settings.limits.resident_payload_bytes, read, self.cluster.clock().wall
         )
@@ -316,12 +327,18 @@ class CoreLoop:
         if not self.is_open:
             return
         error = done.exception()
-        if error is None:
-            self.handle(done.result())
+        event = None if error is not None else done.result()
+        self.coordinator.read_ended(read, event.loaded if isinstance(event, LoadedTasks) else None)
+        if event is not None:
+            self.handle(event)
         else:
             log.warning("read_failed", error=str(error))
             self.handle(LoadFailed(read.request, str(error)))
         self.flush()
+
+    def _turned(self) -> None:
+        self.cluster.turned()
+        self.coordinator.turned()
 
     def _check(self, watch: WatchProcess, heard_ticks: int, waited_ms: int) -> None:
         """Check every `WATCH_MS`, for `WATCH_FOR_MS`, whether the operating system has ended this process."""

@@ -5,12 +5,14 @@ reaches whichever broker owns the lane when it is carried out.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine
+import contextlib
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from .core.answers.answers import Answer, CommandRefused, Done
 from .core.answers.hints import Hint, HintCode
 from .core.commit.decision import OrderToStore, WaitElsewhere
+from .core.membership.notifications import Notification
 from .core.sharing.explaining import EXPLANATIONS
 from .core.sharing.order_texts import command_text, read_answer
 from .core.sharing.orders import ORDER_LIVES_MS
@@ -29,9 +31,11 @@ WAITS_MAX: Final = 1_000  # tasks in one query
 class Elsewhere:
     """Answers requests of this broker's clients by what other brokers store. Used on the loop."""
 
-    def __init__(self, store: Store, answers: PendingAnswers) -> None:
+    def __init__(self, store: Store, answers: PendingAnswers, notify: Callable[[Notification], None]) -> None:
         self._store = store
         self._answers = answers
+        self._notify = notify
+        self._answered: dict[int, asyncio.Event] = {}  # by order under way: its owner has answered it
         self._loop = asyncio.get_running_loop()
         self._under_way: set[asyncio.Task[None]] = set()
         self._waits: dict[int, int] = {}  # by request: the task
@@ -40,6 +44,12 @@ class Elsewhere:
     def order(self, order: OrderToStore) -> None:
         """Store an order, and answer its request with the owner's answer."""
         self._begin(self._carry_out(order))
+
+    def look_now(self, orders: Collection[int]) -> None:
+        """Look for the answers to these orders now."""
+        for number in orders:
+            if number in self._answered:
+                self._answered[number].set()
 
     def wait(self, wait: WaitElsewhere) -> None:
         """Answer the request when the rows of its task show that the task has ended or needs an operator."""
@@ -81,9 +91,22 @@ class Elsewhere:
         except BrokerError as error:
             text = f"the command was sent to the owner of the task, and may have been lost: {error}"
             return CommandRefused("commit_unknown", text)
+        answered = self._answered[number] = asyncio.Event()
+        self._notify(Notification(orders=(order.lane,)))
+        try:
+            return await self._look_for_answer(order, number, answered, until_s)
+        finally:
+            del self._answered[number]
+
+    async def _look_for_answer(
+        self, order: OrderToStore, number: int, answered: asyncio.Event, until_s: float
+    ) -> Answer | None:
+        """Look at growing intervals, and when the owner notifies this broker."""
         pause_s = FIRST_LOOK_S
         while self._answers.is_open(order.request):
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(answered.wait(), pause_s)
+            answered.clear()
             pause_s = min(2 * pause_s, LOOK_S_MAX)
             stored = await self._stored_answer(number)
             if stored is not None:

@@ -19,9 +19,11 @@ from .audit_trail import AuditTrail
 from .bus.announcement import endpoints_for_workers
 from .bus.counters import WireCounters
 from .bus.keys.server_key import BrokerKeys
+from .coordinator.coordinator import Coordinator
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
+from .core.backlog.unroutable import Unroutable
 from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.lanes import darkness
@@ -46,7 +48,6 @@ from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
-from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
 from .erasures import Erasures
 from .errors import BrokerError
@@ -113,6 +114,7 @@ class Engine:
     state: BrokerState
     workflows: Mapping[int, Workflow]
     measures: Measures
+    coordinator: Coordinator
     audit: AuditTrail
     wire_counters: WireCounters
     erasures: Erasures
@@ -206,6 +208,7 @@ class Engine:
         self.audit = AuditTrail(core.handle_soon, store)
         self.announce_http = lambda url: core.handle(HttpServed(url))
         self.measures, self.wire_counters = core.measures, core.wire.counters
+        self.coordinator = core.coordinator
         return core
 
     async def drain(self) -> None:
@@ -301,7 +304,8 @@ class Engine:
         READS_AT_ONCE limits the results in memory that the loop has not used: each may have megabytes."""
         assert self._store is not None
         async with self._reads:
-            return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
+            with self.coordinator.reading():
+                return await asyncio.wrap_future(self._store.read(query, *args, **kwargs))
 
     async def scan(self, query: Callable[Concatenate[Queries, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query that may read many rows, in a thread that no other read waits for."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from stepwire_broker.core.membership.notifications import NotificationCounts
 from stepwire_broker.core.model.commit_group import CommitGroup
 from stepwire_broker.core.model.figures import Histogram
 
@@ -20,10 +21,11 @@ class Measures(Struct, frozen=True):
     group_rows: Histogram
     loop_lag_s: Histogram
     stalls: dict[str, int]  # by code
+    notifications: NotificationCounts
 
 
 def nothing_yet() -> Measures:
-    return Measures(Histogram(COMMIT_S), Histogram(GROUP_ROWS), Histogram(LOOP_LAG_S), {})
+    return Measures(Histogram(COMMIT_S), Histogram(GROUP_ROWS), Histogram(LOOP_LAG_S), {}, NotificationCounts())
 
 
 def rows_of(group: CommitGroup) -> int:

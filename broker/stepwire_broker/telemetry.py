@@ -162,6 +162,18 @@ BROKER_EVENTS: Final[dict[str, tuple[LogEvent, ...]]] = {
             "handler_class executor worker_selector steps hint",
             "No connected worker can take these ready steps.",
         ),
+        LogEvent(
+            "member_health",
+            ("info", "warning"),
+            ("executor_type", "member", "state", "reason"),
+            "The health of a member has changed: see `GET /health/orchestration`. A healthy member is logged as info.",
+        ),
+        LogEvent(
+            "orchestration_health",
+            ("info", "warning"),
+            ("before", "after", "reason"),
+            "The health of all stages together has changed. `healthy` is logged as info.",
+        ),
         _warning(
             "breaker_opened",
             "handler_class by cause reason left_ms",

@@ -1,9 +1,12 @@
 """`/v1/backlog`: what an autoscaler reads, also with a token that can do nothing else."""
 
+import math
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import yaml
 from msgspec import structs
 from stepwire_broker.api.token import Grant, add_token
 from stepwire_broker.core.answers.scopes import Scope
@@ -50,6 +53,33 @@ def test_steps_that_need_other_labels_are_counted_apart_with_a_sentence(api: Api
             "2 steps of `to.rendered` need the labels gpu=true, and these workers have no labels"
         ]
         assert backlog_of(api, "handler_class=to.r*&labels=gpu%3Dtrue")["wanted_workers"] == 2
+
+
+def test_the_call_of_the_scaler_in_the_example_finds_the_number_of_workers(api: Api) -> None:
+    """KEDA's metrics-api scaler: a GET with a bearer token, and a number at `valueLocation` of the answer."""
+    path = Path(__file__).parents[2] / "examples/operating/kubernetes/workers.yaml"
+    (scaled,) = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "ScaledObject"]
+    (trigger,) = scaled["spec"]["triggers"]
+    url = urlsplit(trigger["metadata"]["url"])
+    (handler,) = parse_qs(url.query)["handler_class"]
+    document = {"name": "keda", "steps": [{"name": "only", "handler_class": handler}]}
+    assert api.call("POST", "/v1/workflows", document).status in (200, 201)
+    value = add_token(api.tokens.file, Grant("of-keda", frozenset({Scope.METRICS})))
+    api.on_loop(api.tokens.reload)
+    named = {"Authorization": f"Bearer {value}", "Accept": "*/*", "Accept-Encoding": "gzip"}
+
+    def replicas() -> int:
+        answer = api.call("GET", f"{url.path}?{url.query}", headers=named)
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        found = answer.json
+        for member in trigger["metadata"]["valueLocation"].split("."):
+            found = found[member]
+        return math.ceil(found / float(trigger["metadata"]["targetValue"]))
+
+    assert replicas() == 0
+    assert api.call("POST", "/v1/tasks/batch", {"tasks": [{"workflow": "keda"}] * 9}).status == 201
+    if OWNER is None:
+        assert replicas() == 3  # of four slots
 
 
 @pytest.mark.parametrize(

@@ -72,18 +72,7 @@ class Place(NamedTuple):
         """Run one command to its end."""
         if words[:2] == ("task", "submit") or _running_test() in OWN:
             environ = {**self.of_owner, **environ}
-        if forked.can_fork(words, environ):
-            return Ended(*forked.run(words, self.directory, {**self.environ, **environ}, stdin))
-        done = subprocess.run(
-            [*STEPWIRE, *words],
-            cwd=self.directory,
-            env={**self.environ, **environ},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return Ended(*forked.run(words, self.directory, {**self.environ, **environ}, stdin))
 
     def on_terminal(self, *words: str, types: str = "", columns: int = 120, **environ: str) -> Ended:
         """Run one command to its end on a terminal where a person types `types`. All output is in `out`."""
@@ -141,13 +130,8 @@ class Place(NamedTuple):
 
     def serve(self, *words: str) -> "Serving":
         """Start a broker and wait until it is ready."""
-        process = subprocess.Popen(
-            [*STEPWIRE, "serve", *words],
-            cwd=self.directory,
-            env=self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        process = forked.start(
+            [*STEPWIRE, "serve", *words], self.directory, self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -1,69 +1,146 @@
-"""Starts commands in a quarter of the time: a process that has imported all commands forks for each of them.
+"""Starts Stepwire's programs in a tenth of the time: a process that has imported their modules forks for each one.
 
-Each command is a process of its own, with its own directory, environment, standard streams and exit code, and runs the
-same `main` as the installed `stepwire`. Commands on a terminal and commands that keep running are not started here.
+Each program is a process of its own, with its own directory, environment, standard streams and exit code, and runs the
+same `main` as the installed `stepwire`, or the same module as `python -m`. Programs on a terminal are not started here.
 """
 
 import atexit
 import contextlib
 import gc
+import importlib
+import io
 import json
 import os
+import runpy
+import select
 import selectors
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 REPOSITORY: Final = Path(__file__).parents[2]
 # A Python and a C library read these when they start.
 READ_AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "_STEPWIRE_COMPLETE")
-KEEP_RUNNING: Final = frozenset({"serve", "dev", "demo", "bench", "exec-worker", "tap", "top"})
+FOLLOWED: Final = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")  # a forked program does as they say
+STEPWIRE: Final = "stepwire"
+MODULES: Final = (STEPWIRE, "tests.system.handlers", "tests.system.poll_worker", "tests.system.serve_with_faults")
+IMPORTED: Final = (  # when a broker or a worker starts
+    "stepwire.client",
+    "stepwire.worker",
+    "stepwire_broker.api.server",
+    "stepwire_broker.cli.connection",
+    "stepwire_broker.configuration.loader",
+    "stepwire_broker.engine",
+    "tests.system.ledger",
+    "tests.system.recorded_session",
+)
+KEPT: Final = ("PATH", "VIRTUAL_ENV")
 STREAMS: Final = 3
+NUMBER_BYTES: Final = 20
+COMMAND_BYTES: Final = 128 * 1024
 LIMIT_S: Final = 60.0
-
-
-def can_fork(words: Sequence[str], changed: Mapping[str, str]) -> bool:
-    """`changed`: the variables that differ from those of the other commands."""
-    return KEEP_RUNNING.isdisjoint(words) and not any(name.startswith(READ_AT_START) for name in changed)
 
 
 def run(words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: str) -> tuple[int, str, str]:
     """Run one command to its end. Returns its exit code, output and errors."""
-    reply, theirs = socket.socketpair()
-    pipes = [os.pipe() for _ in range(STREAMS)]
-    (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = pipes
-    _forker().send([theirs.detach(), theirs_in, theirs_out, theirs_err])
-    with reply, ThreadPoolExecutor(STREAMS) as threads:
-        reply.sendall(json.dumps([list(words), str(directory), dict(environ)]).encode())
-        reply.shutdown(socket.SHUT_WR)
-        threads.submit(_write, ours_in, stdin)
-        out, err = (threads.submit(_read, each) for each in (ours_out, ours_err))
-        lines = reply.makefile()
-        pid = int(lines.readline())
-        reply.settimeout(LIMIT_S)
+    argv = [sys.executable, "-m", STEPWIRE, *words]
+    with start(argv, directory, environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as one:
         try:
-            code = int(lines.readline())
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(list(words), LIMIT_S, err.result()) from None
-        return code, out.result(), err.result()
+            out, err = one.communicate(stdin, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            one.kill()
+            raise
+    return one.returncode, out, err
 
 
-def _write(pipe: int, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError), os.fdopen(pipe, "w") as file:
-        file.write(text)
+def start(
+    argv: Sequence[str],
+    directory: Path,
+    environ: Mapping[str, str],
+    *,
+    stdin: int | IO[Any] = subprocess.DEVNULL,
+    stdout: int | IO[Any],
+    stderr: int | IO[Any],
+    start_new_session: bool = False,
+    may_fork: bool = True,
+) -> "subprocess.Popen[str]":
+    """Start a program: forked if it is one of these modules, and a new process like any other otherwise."""
+    how: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "text": True}
+    popen = _Forked if may_fork and can_fork(argv, environ) else subprocess.Popen
+    return popen(list(argv), cwd=directory, env=dict(environ), start_new_session=start_new_session, **how)
 
 
-def _read(pipe: int) -> str:
-    with os.fdopen(pipe) as file:
-        return file.read()
+def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """The program is one of these modules, and a Python or C library would read nothing else at its start."""
+    if list(argv[:2]) != [sys.executable, "-m"] or argv[2] not in MODULES:
+        return False
+    return all(name in FOLLOWED or environ[name] == os.environ.get(name) for name in environ if _is_read_at_start(name))
+
+
+def _is_read_at_start(name: str) -> bool:
+    return name.startswith(READ_AT_START)
+
+
+class _Forked(subprocess.Popen[str]):
+    """A process that another one forked. Its parent waits for it, and reports its end to this object."""
+
+    def _execute_child(
+        self,
+        args: Sequence[str],
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: bool,
+        pass_fds: Sequence[int],
+        cwd: Path,
+        env: Mapping[str, str],
+        startupinfo: Any,
+        creationflags: Any,
+        shell: bool,
+        theirs_in: int,
+        ours_in: int,
+        ours_out: int,
+        theirs_out: int,
+        ours_err: int,
+        theirs_err: int,
+        restore_signals: bool,
+        gid: Any,
+        gids: Any,
+        uid: Any,
+        umask: int,
+        start_new_session: bool,
+        *more: Any,
+    ) -> None:
+        command = Command(args[2], list(args[3:]), str(cwd), dict(env), start_new_session)
+        self._reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one packet is one message
+        with theirs:
+            streams = enumerate((theirs_in, theirs_out, theirs_err))
+            _forker().send([theirs.fileno(), *(number if file < 0 else file for number, file in streams)])
+        self._reports.send(json.dumps(command).encode())
+        self.pid = int(self._reports.recv(NUMBER_BYTES))
+        self._child_created = True
+        self._close_pipe_fds(theirs_in, ours_in, ours_out, theirs_out, ours_err, theirs_err)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """Like `os.waitpid`."""
+        timeout_s = 0 if wait_flags & os.WNOHANG else None
+        if not select.select([self._reports], [], [], timeout_s)[0]:
+            return 0, 0
+        with self._reports:
+            return self.pid, int(self._reports.recv(NUMBER_BYTES))
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._waitpid_lock.release)  # type: ignore[attr-defined]
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
 
 
 class _Forker:
@@ -71,7 +148,7 @@ class _Forker:
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "VIRTUAL_ENV") if name in os.environ}
+        kept = {name: os.environ[name] for name in os.environ if name in KEPT or _is_read_at_start(name)}
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         with theirs:
             self._process = subprocess.Popen(
@@ -89,11 +166,8 @@ class _Forker:
         self._process.wait()
 
     def send(self, files: list[int]) -> None:
-        """Pass these files on, and close them here."""
         with self._lock:
             socket.send_fds(self._control, [b"c"], files)
-        for file in files:
-            os.close(file)
 
 
 @cache
@@ -105,9 +179,11 @@ def _forker() -> _Forker:
 
 
 class Command(NamedTuple):
+    module: str
     words: list[str]
     directory: str
     environ: dict[str, str]
+    is_leader: bool  # of a session of its own
 
 
 def commands_of(control: socket.socket) -> Command | None:
@@ -128,31 +204,34 @@ def commands_of(control: socket.socket) -> Command | None:
 
 
 def _forked(selector: selectors.BaseSelector, files: list[int]) -> Command | None:
-    reply = socket.socket(fileno=files[0])
-    with reply.makefile() as lines:
-        command = Command(*json.loads(lines.read()))
+    reports = socket.socket(fileno=files[0])
+    command = Command(*json.loads(reports.recv(COMMAND_BYTES)))
     pid = os.fork()
     if pid == 0:
         for target, file in enumerate(files[1:]):
             os.dup2(file, target)
             os.close(file)
-        reply.close()
+        reports.close()
+        for key in selector.get_map().values():
+            if key.data is not None:
+                os.close(key.fd)
         return command
     for file in files[1:]:
         os.close(file)
-    reply.sendall(f"{pid}\n".encode())
-    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, reply))
+    with contextlib.suppress(OSError):  # the test may have ended
+        reports.send(str(pid).encode())
+    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, reports))
     return None
 
 
 def _report(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-    """A command has ended."""
-    pid, reply = key.data
+    """A program has ended."""
+    pid, reports = key.data
     selector.unregister(key.fileobj)
     os.close(key.fd)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with reply, contextlib.suppress(OSError):  # the test may have ended
-        reply.sendall(f"{code}\n".encode())
+    status = os.waitpid(pid, 0)[1]
+    with reports, contextlib.suppress(OSError):  # the test may have ended
+        reports.send(str(status).encode())
 
 
 def _import_all(group: Any, context: Any) -> None:
@@ -167,23 +246,30 @@ def _import_all(group: Any, context: Any) -> None:
 
 def main() -> None:
     import click
-    import stepwire.__main__
-    import stepwire.client
-    import stepwire_broker.cli.connection
     import stepwire_broker.cli.main as program
-    import stepwire_broker.configuration.loader  # noqa: F401 - so that no command has to
 
     _import_all(program.main, click.Context(program.main, info_name="stepwire"))
+    for module in IMPORTED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     command = commands_of(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
-        os.chdir(command.directory)
-        os.environ.clear()
-        os.environ.update(command.environ)
-        sys.path[0] = command.directory  # as `python -m` has it
-        sys.argv[1:] = command.words
-        stepwire.__main__.main()
+        _become(command)
+
+
+def _become(command: Command) -> None:
+    if command.is_leader:
+        os.setsid()
+    os.chdir(command.directory)
+    os.environ.clear()
+    os.environ.update(command.environ)
+    sys.path[0] = command.directory  # as `python -m` has it
+    sys.argv[1:] = command.words
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in command.environ
+    if "PYTHONUNBUFFERED" in command.environ:
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
+    runpy.run_module(command.module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """Commands that are forked for the tests behave as those that users start."""
 
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +20,9 @@ from .a_place import Place, place
 )
 def test_a_forked_command_ends_as_one_that_a_user_starts(empty: Place, words: list[str]) -> None:
     started = empty.stepwire(*words, TZ="UTC")
-    assert not forked.can_fork(words, {"TZ": "UTC"})
+    argv = [sys.executable, "-m", "stepwire", *words]
+    assert not forked.can_fork(argv, {**empty.environ, "TZ": "UTC"})
+    assert forked.can_fork(argv, empty.environ)
     assert empty.stepwire(*words) == started
 
 
@@ -24,6 +30,39 @@ def test_a_forked_command_reads_its_input_and_its_own_environment(empty: Place) 
     done = empty.stepwire("config", "show", "-o", "json", stdin="ignored", STEPWIRE_BUS__LEASE="7s")
     assert {row["key"]: row["value"] for row in done.json}["bus.lease_ms"] == 7_000
     assert empty.stepwire("workflow", "apply", "-", stdin="name: [").err.startswith("stepwire: ")
+
+
+def test_a_forked_broker_is_stopped_by_a_signal_and_killed_by_another_as_one_that_a_user_starts(empty: Place) -> None:
+    ended = {}
+    for may_fork in (True, False):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            broker = forked.start(
+                [sys.executable, "-m", "stepwire", "serve"],
+                empty.directory,
+                empty.environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                may_fork=may_fork,
+            )
+            assert broker.stdout is not None
+            assert "is ready" in broker.stdout.readline()
+            assert broker.poll() is None
+            assert os.getsid(broker.pid) == broker.pid
+            broker.send_signal(number)
+            broker.communicate(timeout=40)
+            ended[may_fork, number] = broker.returncode
+    assert ended == {(may_fork, number): -number if number == signal.SIGKILL else 0 for may_fork, number in ended}
+
+
+def test_a_wait_for_a_forked_program_ends_after_its_limit_and_later_with_its_exit_code(empty: Place) -> None:
+    argv = [sys.executable, "-m", "stepwire", "serve"]
+    pipe = subprocess.PIPE
+    with forked.start(argv, empty.directory, empty.environ, stdout=pipe, stderr=subprocess.DEVNULL) as broker:
+        with pytest.raises(subprocess.TimeoutExpired):
+            broker.wait(0.01)
+        broker.kill()
+        assert broker.wait() == -signal.SIGKILL
 
 
 def test_commands_are_forked_at_the_same_time_and_leave_no_process(tmp_path: Path) -> None:

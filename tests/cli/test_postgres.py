@@ -90,6 +90,8 @@ def test_the_url_for_notifications_leads_to_the_same_database_without_a_pooler(
             ended = validate(url)
             assert (ended.code, sentence in ended.err) == (USAGE, True), ended
             assert server.password not in ended.err
+        found = findings(empty.stepwire("doctor", "-o", "jsonl", **own | {"DATABASE_URL": pooler.url()}))
+        assert "without database.listen_url, brokers get no notifications" in found["database"]["text"]
     shown = empty.stepwire("config", "show", **own, STEPWIRE_DATABASE__LISTEN_URL=server.url())
     assert server.password not in shown.out + shown.err
 

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -163,7 +164,48 @@ def test_an_administrator_gets_the_statements_of_the_upgrade(empty: Place, serve
     place = at(empty, server, "u")
     assert place.stepwire("db", "upgrade").code == 0
     script = next_program(place, "db", "upgrade", "--sql", "--from", migrating.known().schema).out
-    with server.connect() as connection:
-        connection.execute(script.encode())
+    done = subprocess.run(
+        [server.programs / "psql", "-q", "-v", "ON_ERROR_STOP=1", server.url()], input=script, text=True, check=True
+    )
+    assert done.returncode == 0
     assert server.sql("SELECT value FROM u.meta WHERE name = 'schema'") == [("0099",)]
     assert place.stepwire("config", "validate").code == 0
+
+
+def test_an_index_whose_build_failed_is_built_again_by_the_next_upgrade(empty: Place, server: PostgresServer) -> None:
+    place, own = at(empty, server, "v"), migrating.known().schema
+    assert place.stepwire("db", "upgrade").code == 0
+    server.sql(
+        "INSERT INTO v.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, rank_ms, "
+        "context_bytes, created_ms, context, finished_ms) SELECT n, repeat('0', 32), 1, 1, 'd', 'completed', false, "
+        "false, 0, 1, 2, 1, '{}', 1 FROM generate_series(5, 10, 5) AS n"
+    )
+    ended = next_program(place, "db", "upgrade")
+    assert ended.code != 0
+    assert 'could not create unique index "tasks_of_uid"' in ended.err
+    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'v.tasks_of_uid'::regclass") == [(False,)]
+    assert server.sql("SELECT value FROM v.meta WHERE name = 'schema'") == [(own,)]
+    server.sql("DELETE FROM v.tasks WHERE id = 10")
+    assert next_program(place, "db", "upgrade").code == 0
+    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'v.tasks_of_uid'::regclass") == [(True,)]
+    assert server.sql("SELECT value FROM v.meta WHERE name = 'schema'") == [("0099",)]
+
+
+def test_groups_are_written_while_an_index_is_built(empty: Place, server: PostgresServer) -> None:
+    place = at(empty, server, "w")
+    assert place.stepwire("db", "upgrade").code == 0
+    upgrading: list[Ended] = []
+    with server.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("UPDATE w.tasks SET priority = 1")  # the build waits for this transaction
+        thread = threading.Thread(target=lambda: upgrading.append(next_program(place, "db", "upgrade")))
+        thread.start()
+        server.wait_for(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE UNIQUE%' AND wait_event_type = 'Lock'"
+        )
+        with server.connect() as group:
+            group.execute("SET lock_timeout = '10s'")
+            group.execute("UPDATE w.tasks SET priority = 2")
+        writer.execute("COMMIT")
+    thread.join()
+    assert upgrading[0].code == 0

@@ -329,6 +329,16 @@ def test_one_lane_a_beat_is_released_for_a_broker_that_has_fewer_for_two_beats()
     assert site.beat().releases == [3]
 
 
+def test_an_eighth_of_many_lanes_is_released_at_a_beat_and_never_more_than_other_brokers_lack() -> None:
+    site = Site(lanes=64, b1=50, b2=14)
+    site.beats(1)
+    assert [len(verdict.releases) for verdict in site.beats(1)] == [8]
+    for lane in range(1, 15):
+        site.give(lane, "b2")
+    site.leaving = frozenset(range(15, 18))
+    assert site.beat().releases == [18]
+
+
 def test_no_lane_is_released_while_another_one_is_free_for_the_same_broker() -> None:
     site = Site(lanes=3, b1=3)
     site.beat()

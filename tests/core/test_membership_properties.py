@@ -231,6 +231,8 @@ class Site:
                 if broker.is_alive:
                     self.step(broker, step)
                     self.check()
+            if any(broker.jobs or broker.posted for broker in brokers if broker.is_alive):
+                continue
             due_ms = min((broker.beat_due_ms for broker in brokers if broker.is_alive), default=end_ms)
             if due_ms >= end_ms:
                 self.true_ms = end_ms
@@ -275,7 +277,12 @@ CLOCKS = st.builds(Clock, st.integers(0, 10**6), st.integers(97, 103))
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 9), st.lists(CLOCKS, min_size=2, max_size=5), st.booleans(), st.lists(ACTIONS, max_size=40))
+@given(
+    st.integers(1, 9),
+    st.lists(CLOCKS, min_size=2, max_size=5),
+    st.booleans(),
+    st.lists(ACTIONS, max_size=40),
+)
 def test_brokers_never_act_for_one_lane_together_and_share_all_lanes_after_faults(
     lanes: int, clocks: list[Clock], is_settled: bool, actions: list[tuple[Any, ...]]
 ) -> None:
@@ -285,3 +292,16 @@ def test_brokers_never_act_for_one_lane_together_and_share_all_lanes_after_fault
     for action in actions:
         site.act(action)
     site.heal()
+
+
+def test_64_lanes_are_shared_as_fast_as_8() -> None:
+    site = Site(64, [Clock(0, 100)] * 3)
+    site.run(site.brokers[:1], 20_000)
+    assert len(site.brokers[0].served) == 64
+    for broker in site.brokers[1:]:
+        broker.start(site.true_ms)
+    site.run(site.brokers, 20_000)
+    assert sorted(len(broker.served) for broker in site.brokers) == [21, 21, 22]
+    moves = site.rows.moves
+    site.run(site.brokers, 20_000)
+    assert site.rows.moves == moves

@@ -16,6 +16,7 @@ from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveS
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
 from stepwire_broker.core.membership.cluster_rows import LaneOwner
 from stepwire_broker.core.membership.members import Members
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.sharing.explaining import StepsAnswer, WhyAnswer
 from stepwire_broker.core.sharing.order_texts import COMMANDS, command_text, read_command
@@ -424,3 +425,42 @@ def test_every_order_is_carried_out_once_whenever_brokers_are_killed_and_commits
         changes = [row.outcome for row in commands if row.target == f"task {task_id}"]
         facts_of_task = [kind for kind in kinds(world, task_id) if kind in ("paused", "resumed")]
         assert changes.count("done") == len(facts_of_task)
+
+
+# -- notifications ----------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_carried_out_at_once_when_its_owner_is_notified() -> None:
+    world = shared()
+    task_id = world.task(CHAIN)
+    order = world.order(PauseTask, task_id=task_id, **ANN)
+    world.handle(Notification(orders=(LANE + 1,)))
+    assert world.order_answer(order) is None  # that lane is another broker's
+    world.handle(Notification(orders=(LANE,)))
+    assert world.order_answer(order) == Done(task_id, "paused")
+    assert world.notifications[-1] == Notification(answers=(order,))
+
+
+def test_a_notification_during_a_look_is_followed_by_another_look() -> None:
+    world = shared(answers_reads=False)
+    world.look()
+    world.handle(Notification(orders=(LANE,)))
+    world.handle(Notification(orders=(LANE,)))
+    assert len(world.reads) == 1
+    world.read()
+    assert len(world.reads) == 1
+    world.read()
+    assert not world.reads
+
+
+def test_a_control_of_another_broker_is_used_at_once_after_a_notification() -> None:
+    world = shared()
+    before = world.reads_decided
+    world.handle(Notification(controls=True))
+    assert world.reads_decided == before + 1
+
+
+def test_a_committed_change_of_the_controls_is_notified() -> None:
+    world = shared()
+    world.apply(CHAIN)
+    assert world.notifications == [Notification(controls=True)]

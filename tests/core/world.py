@@ -22,6 +22,7 @@ from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.stored_rows import Opened
 from stepwire_broker.core.definitions.workflow import Workflow, read_workflow
 from stepwire_broker.core.machine import Machine
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model import events
 from stepwire_broker.core.model.commit_group import CommitGroup, LaneLost, Stalled
 from stepwire_broker.core.model.events import NewTask, Now
@@ -101,6 +102,7 @@ class World:
         self.worker_news: list[Any] = []
         self.complaints: list[Complaint] = []
         self.orders: list[OrderToStore] = []  # for other brokers
+        self.notifications: list[Notification] = []
         self.passed_on: list[ResultsElsewhere] = []
         self.waits: list[WaitElsewhere] = []
         self.released: list[int] = []  # lanes that the broker gives up
@@ -170,8 +172,8 @@ class World:
         return next(iter(self.writings.values()), None)
 
     def flush(self) -> None:
+        self.machine.dispatch(self.now)
         for lane in self.state.outbox.lanes:
-            self.machine.dispatch(lane, self.now)
             group, decision = self.machine.next_group(lane, self.now)
             self._act(decision)
             if group is not None:
@@ -421,6 +423,7 @@ class World:
         self.worker_news.extend(decision.worker_news)
         self.complaints.extend(decision.complaints)
         self.orders.extend(decision.orders)
+        self.notifications.extend(decision.notifications)
         self.passed_on.extend(decision.results_elsewhere)
         self.waits.extend(decision.waits)
         self.released += [each.lane for each in decision.released]

@@ -17,6 +17,7 @@ from stepwire_broker.core.membership.cluster_rows import (
     Presence,
     TakeLanes,
 )
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import Now
 
 from . import tables as memory
@@ -52,6 +53,7 @@ class MemoryCluster:
         self._broker = broker
         self.epoch = self._epoch = epoch
         self._clocks = clocks
+        self.ends_before: dict[int, int] = {}  # by lane: its end when the last take began
         self._block = -1  # the highest number of a block that was reported
 
     def start(self, version: str, worker_lease_ms: int) -> None:
@@ -111,6 +113,10 @@ class MemoryCluster:
     def take(self, takes: TakeLanes) -> list[TakenLane]:
         return list(self.read_taken(self.take_rows(takes)))
 
+    def begin_take(self) -> None:
+        """Note what the statement that takes lanes would read: its view of the rows is older than its locks."""
+        self.ends_before = dict(self._tables.seqs)
+
     def take_rows(self, takes: TakeLanes) -> list[TakenEnd]:
         """Take lanes that are free, own ones that are not served, and those of dead brokers, one statement."""
         for lane in takes.stuck:
@@ -165,6 +171,15 @@ class MemoryCluster:
         row_now = tables.brokers.get(self._broker)
         if row_now is not None and row_now.epoch == self._epoch:
             tables.brokers[self._broker] = replace(row_now, is_draining=True)
+
+    def notify(self, notification: Notification) -> None:
+        """The simulation delivers notifications itself."""
+
+    def receive(self) -> Notification | None:
+        return None
+
+    def stop_receiving(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The next version of this program, with one migration more: `python -m tests.postgres.next_program COMMAND …`.
+"""The next version of this program, with two migrations more: `python -m tests.postgres.next_program COMMAND …`.
 
 Once a schema is released, the last released program takes the place of the version before.
 """
@@ -26,7 +26,11 @@ def main() -> None:
     from stepwire_broker.store.postgres import migrating
 
     serves_from = os.environ.get("TEST_SERVES_FROM", migrating.known().schema)
-    migrating.MIGRATIONS += (migrating.Migration("0099", serves_from, ADDED),)
+    index = migrating.Index("tasks_of_uid", "tasks (uid)", is_unique=True)
+    migrating.MIGRATIONS += (
+        migrating.Migration("0098", serves_from, added_index=index),
+        migrating.Migration("0099", serves_from, ADDED),
+    )
     command()
 
 

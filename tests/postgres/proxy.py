@@ -1,4 +1,4 @@
-"""A proxy between a client and a server of PostgreSQL, which can cut a connection exactly at a COMMIT.
+"""A proxy between a client and a server of PostgreSQL, which can cut a connection exactly at a COMMIT, or be silent.
 
 The proxy reads messages, not bytes: a COMMIT is recognised as a simple query, as a statement of its own and as the
 execution of a prepared statement.
@@ -22,6 +22,9 @@ COMMIT: Final = b"COMMIT"
 # server commits, and the connection remains open without an answer.
 Plan: TypeAlias = Literal["lose_answer", "lose_commit", "hold", "mute"]
 
+# The direction in which nothing passes. Both ends believe that they are connected: so is a network that drops packets.
+Direction: TypeAlias = Literal["to_server", "to_client"]
+
 
 class Proxy:
     """Listens on loopback, until `close`."""
@@ -33,6 +36,11 @@ class Proxy:
         self.commits_held: list[_Pair] = []
         self.commits_cut = 0
         self._lock = threading.Lock()
+        self._passes: dict[Direction, threading.Event] = {
+            "to_server": threading.Event(),
+            "to_client": threading.Event(),
+        }
+        self.heal()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -54,6 +62,19 @@ class Proxy:
             pair.release()
         self.commits_held.clear()
 
+    def silence(self, *directions: Direction) -> None:
+        """Pass nothing on in these directions until `heal`. New connections are accepted, and are as silent."""
+        for direction in directions:
+            self._passes[direction].clear()
+
+    def heal(self) -> None:
+        """Pass on what has waited, also of connections whose client has given up, and everything later."""
+        for passes in self._passes.values():
+            passes.set()
+
+    def await_passage(self, direction: Direction) -> None:
+        self._passes[direction].wait()
+
     def cut(self) -> None:
         """End every connection now. New connections are accepted."""
         with self._lock:
@@ -64,6 +85,7 @@ class Proxy:
     def close(self) -> None:
         _end(self._listener)
         self.cut()
+        self.heal()
 
     def _accept(self) -> None:
         while True:
@@ -106,6 +128,7 @@ class _Pair:
         self._statements = 0  # passed to the server
         self._finished = 0  # answered by the server
         self._progress = threading.Condition()
+        self._is_over = False
 
     def to_server(self) -> None:
         with contextlib.suppress(OSError):
@@ -120,6 +143,7 @@ class _Pair:
                         self._hold()
                         return
                 self._statements += message[:1] in (b"E", b"Q")
+                self._proxy.await_passage("to_server")
                 self._server.sendall(message)
         if self._plan != "mute":
             self.end()
@@ -128,7 +152,8 @@ class _Pair:
         # The statements before the COMMIT have run, and hold their locks, when the client learns that it is alone.
         self._server.sendall(b"H" + struct.pack("!i", 4))
         with self._progress:
-            assert self._progress.wait_for(lambda: self._finished >= self._statements, PATIENCE_S)
+            done = self._progress.wait_for(lambda: self._is_over or self._finished >= self._statements, PATIENCE_S)
+            assert done, "the server did not answer the statements before the held COMMIT"
         # The client's later messages of the same trip, at least the end of the pipeline, follow the COMMIT.
         execute = b"B" + struct.pack("!i", 12) + b"\0\0\0\0\0\0\0\0" + b"E" + struct.pack("!i", 9) + b"\0\0\0\0\0"
         if self._held[:1] == b"P":
@@ -141,23 +166,26 @@ class _Pair:
 
     def release(self) -> None:
         self._server.sendall(self._held)
-        assert self._answered.wait(PATIENCE_S), "the server did not answer the held COMMIT"
+        with self._progress:
+            self._progress.wait_for(lambda: self._is_over or self._answered.is_set(), PATIENCE_S)
+        assert self._answered.is_set(), "the server did not answer the held COMMIT"
         _end(self._server)
 
     def to_client(self) -> None:
         with contextlib.suppress(OSError):
             for message in _of_server(self._server):
+                if self._plan is not None and message[:1] == b"C" and message[5:-1] == COMMIT:
+                    self._answered.set()
                 if message[:1] in (b"C", b"E", b"I"):
                     with self._progress:
                         self._finished += 1
                         self._progress.notify()
-                if self._plan is not None and message[:1] == b"C" and message[5:-1] == COMMIT:
-                    self._answered.set()
                     if self._plan == "lose_answer":
                         break
                 if self._plan == "mute" and self._answered.is_set():
                     continue
                 if self._plan != "hold":
+                    self._proxy.await_passage("to_client")
                     self._client.sendall(message)
         if self._plan != "mute":
             self.end()
@@ -165,6 +193,9 @@ class _Pair:
     def end(self) -> None:
         _end(self._client)
         _end(self._server)
+        with self._progress:
+            self._is_over = True
+            self._progress.notify()
 
     def _is_commit(self, message: bytes) -> bool:
         kind, body = message[:1], message[5:]

@@ -177,6 +177,11 @@ class PostgresServer:
             return len(lines) > 7 and lines[7].strip() == "ready"
         return False
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop the server. `immediate` is a crash: the next start recovers from the log."""
         self.run("pg_ctl", "stop", "-D", self.data, "-m", mode, "-t", str(int(PATIENCE_S)))

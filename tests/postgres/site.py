@@ -1,6 +1,7 @@
 """A site whose broker stores its state on a server, and the copy of that state that the judge reads."""
 
 import sqlite3
+import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,6 +12,7 @@ import psycopg
 from stepwire_broker.store.postgres.schema import read_schema_name
 from stepwire_broker.store.tables import metadata
 
+from tests.cli import forked
 from tests.system.harness import Site
 
 from .server import PostgresServer
@@ -66,6 +68,15 @@ class PostgresSite(Site):
             except psycopg.OperationalError:
                 assert time.monotonic() < deadline, "the server did not come back"
                 time.sleep(PAUSE_S)
+
+    def administer(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that opens the database itself."""
+        own = {
+            f"STEPWIRE_{name.upper().replace('.', '__')}": str(value)
+            for name, value in self.settings.items()
+            if name.startswith(("database.", "broker."))
+        }
+        return subprocess.CompletedProcess(words, *forked.run(words, self.directory, self.environ | own, ""))
 
     def crash_server(self) -> None:
         self.server.restart("immediate")

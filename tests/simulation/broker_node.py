@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow, stored_workflow
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.membership.cluster_rows import Beaten
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.commit_group import Broken, CommitGroup, LaneLost, Outcome
 from stepwire_broker.core.model.events import (
     ClaimRefuted,
@@ -54,6 +55,7 @@ from .clock import Clock
 from .elsewhere import Elsewhere
 from .hostile import THIEF
 from .membership import Membership
+from .notifications import Notifications
 from .server import Transaction
 from .stores import Observed
 
@@ -214,6 +216,7 @@ class BrokerNode:
         """Return the functions of the turn that concern other brokers."""
         if self.world.server is None:
             return self.world.lane_changes.through_others(self)
+        self.notifications = Notifications(self)
         self.elsewhere = elsewhere = Elsewhere(self)
         return {
             "order": elsewhere.order,
@@ -221,6 +224,7 @@ class BrokerNode:
             "pass_on": elsewhere.pass_on,
             "release": self.membership.release,
             "conclude": self.membership.conclude,
+            "notify": self.notifications.send,
         }
 
     def _count_timers(self) -> None:
@@ -471,6 +475,12 @@ class BrokerNode:
 
     def _on_beaten(self, beaten: Beaten) -> None:
         self.membership.handle(beaten)
+
+    def _on_notified(self, notification: Notification) -> None:
+        if notification.lanes:
+            self.membership.beat_now()
+        self.elsewhere.look_now(notification.answers)
+        self._on_event(notification)
 
     def _on_owned(self, event: LanesTaken | LaneReleased) -> None:
         self.membership.owned(event)

@@ -4,10 +4,12 @@ An order is stored by one statement, and its answer is looked for at growing int
 performed without the client's knowledge.
 """
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from stepwire_broker.core.answers.answers import Answer, CommandRefused, Done
 from stepwire_broker.core.commit.decision import OrderToStore, ResultsElsewhere, WaitElsewhere
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import ReportResult, ResultsTaken
 from stepwire_broker.core.sharing.order_texts import command_text, read_answer
 from stepwire_broker.elsewhere import FIRST_LOOK_S, GIVE_UP_S, LOOK_S_MAX, SETTLED_EVERY_S
@@ -31,6 +33,7 @@ class Elsewhere:
         self._server = node.world.server
         self._queries = node.world.store.queries
         self._orders = MemoryOrders(node.world.tables)
+        self._waiting: dict[int, OrderToStore] = {}  # by order
         self._passed: set[tuple[str, int]] = set()  # messages with results, by worker and rid
 
     # -- orders -------------------------------------------------------------------------------------------------------
@@ -41,12 +44,21 @@ class Elsewhere:
 
         def stored(number: int) -> None:
             self._node.world.count("order", type(order.command).__name__)
+            self._waiting[number] = order
             self._look_soon(order, number, 1_000.0 * FIRST_LOOK_S, until_ms)
+            self._node.notifications.send(Notification(orders=(order.lane,)))
 
         def failed() -> None:
             self._node.give_answer(order.request, CommandRefused("commit_unknown", "the order may have been lost"))
 
         self._server.call(self._node, lambda: self._orders.put(order.lane, text).result(), stored, failed, PUT_MS)
+
+    def look_now(self, answers: Collection[int]) -> None:
+        """The owners have answered these orders."""
+        for number in answers:
+            order = self._waiting.get(number)
+            if order is not None and self._node.is_asked(order.request):
+                self._read_answer(order, number, lambda: None)
 
     def _look_soon(self, order: OrderToStore, number: int, pause_ms: float, until_ms: float) -> None:
         self._node.later(pause_ms, self._look, order, number, pause_ms, until_ms)
@@ -59,16 +71,22 @@ class Elsewhere:
             else:
                 self._look_soon(order, number, min(2.0 * pause_ms, 1_000.0 * LOOK_S_MAX), until_ms)
 
+        if self._node.is_asked(order.request):
+            self._read_answer(order, number, again)
+        else:
+            self._waiting.pop(number, None)
+
+    def _read_answer(self, order: OrderToStore, number: int, again: Callable[[], None]) -> None:
         def read(answers: dict[int, str]) -> None:
             text = answers.get(number)
             answer: Answer | None = None if text is None else read_answer(text, {})
             if answer is None:
                 again()
             else:
+                self._waiting.pop(number, None)
                 self._node.give_answer(order.request, answer)
 
-        if self._node.is_asked(order.request):
-            self._server.call(self._node, lambda: self._queries.order_answers([number]), read, again, READ_MS)
+        self._server.call(self._node, lambda: self._queries.order_answers([number]), read, again, READ_MS)
 
     # -- waits --------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Focus(NamedTuple):
     has_queues: bool = False  # workers with one slot, which are given more steps than that
     cut_ms: tuple[float, float] | None = None  # the length of a partition, which cuts only messages to the broker
     pause_ms: tuple[float, float] | None = None  # how long the broker is suspended
+    database_cut_ms: tuple[float, float] | None = None  # how long a broker is cut off from the database
     cuts_after_start: bool = False  # also soon after each start of the broker
     answer_delay_ms: float | None = None  # messages of the broker take up to this much longer
     refused_rate: float | None = None  # the share of written tasks whose rows the database refuses
@@ -182,7 +183,19 @@ MOVED_LANES: Final = Focus(
 )
 MOVED_EVERY: Final = 10
 MOVED_PLACE: Final = 2
-OF_SEVERAL: Final = {(MOVED_EVERY, MOVED_PLACE): MOVED_LANES}
+CUT_OFF: Final = Focus(
+    "a broker returns to the database after a lease, while workers that only it knows have slow steps",
+    frozenset({"database_cut", "worker_elsewhere", "beats_stopped"}),
+    often=frozenset({"database_cut", "worker_elsewhere"}),
+    plan_factor=1,
+    pace_ms=(2_000.0, 8_000.0),
+    has_queues=True,
+    database_cut_ms=(10_500.0, 18_000.0),
+    phase_ms=50_000.0,
+    tasks=15,
+)
+CUT_PLACE: Final = 7
+OF_SEVERAL: Final = {(MOVED_EVERY, MOVED_PLACE): MOVED_LANES, (MOVED_EVERY, CUT_PLACE): CUT_OFF}
 
 
 def of(seed: int, brokers: int) -> Focus | None:

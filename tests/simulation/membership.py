@@ -5,6 +5,7 @@ both stop with the process.
 """
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stepwire_broker.core.commit.decision import LaneReleasable
@@ -37,6 +38,8 @@ class Membership:
         self._beaten_mono = node.host_now().mono  # own clock before the last successful beat was sent
         self._jobs: deque[TakeLanes | LaneReleasable] = deque()
         self._is_working = False
+        self._beats = 0  # that were planned
+        self._is_beating = self._beats_again = False
         self.stopped_until_ms = -1.0  # the thread of beats stands still, by a fault
         self.cluster.start(VERSION, node.settings.bus.lease_ms)
         self.members = Members(node.id, epoch, VERSION, LEASE_MS, self._beaten_mono)
@@ -49,7 +52,22 @@ class Membership:
         return taken
 
     def join(self) -> None:
-        self._node.thread(LEASE_MS / BEATS_A_LEASE, self._beat)
+        self._beat_after(LEASE_MS / BEATS_A_LEASE)
+
+    def beat_now(self) -> None:
+        """Beat early. The next beat follows at the usual interval. A beat that is under way ends first."""
+        self._beats_again = self._is_beating
+        if not self._is_beating:
+            self._beat_after(0.1)
+
+    def _beat_after(self, delay_ms: float) -> None:
+        """The last call of this method decides when the next beat comes."""
+        self._beats += 1
+        self._node.thread(delay_ms, partial(self._beat_unless_put_off, self._beats))
+
+    def _beat_unless_put_off(self, number: int) -> None:
+        if number == self._beats:
+            self._beat()
 
     @property
     def may_speak(self) -> bool:
@@ -61,19 +79,23 @@ class Membership:
     def _beat(self) -> None:
         node = self._node
         if node.world.now < self.stopped_until_ms or node.hangs_for_ms > LEASE_MS // 2:
-            node.thread(RETRY_MS, self._beat)
+            self._beat_after(RETRY_MS)
             return
+        self._is_beating = True
         presence = beats.presence(node.state, None, "")
         sent = node.host_now()
         due_ms = node.world.now + LEASE_MS / BEATS_A_LEASE
 
         def answered(rows: BeatRows) -> None:
             beaten = self.cluster.beaten(rows, sent, node.host_now())
-            node.thread(max(0.0, due_ms - node.world.now), self._beat)
+            self._is_beating = False
+            self._beat_after(0.1 if self._beats_again else max(0.0, due_ms - node.world.now))
+            self._beats_again = False
             node.come(node.life, "beaten", (beaten,))
 
         def failed() -> None:
-            node.thread(RETRY_MS, self._beat)
+            self._is_beating = False
+            self._beat_after(RETRY_MS)
 
         self._server.call(node, lambda: self.cluster.beat_rows(presence), answered, failed, BEAT_PATIENCE_MS, True)
 
@@ -133,7 +155,8 @@ class Membership:
         def opened(taken: tuple[TakenLane, ...]) -> None:
             self._done(LanesTaken(taken))
 
-        server.call(node, lambda: cluster.take_rows(takes), read, failed, 2 * BEAT_PATIENCE_MS, True)
+        patience_ms, begins = 2 * BEAT_PATIENCE_MS, cluster.begin_take
+        server.call(node, lambda: cluster.take_rows(takes), read, failed, patience_ms, True, begins=begins)
 
     def _give_up(self, lane: LaneReleasable) -> None:
         def released(_: Any) -> None:

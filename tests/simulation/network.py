@@ -249,17 +249,13 @@ class Network:
         if moved:
             delay_ms += 50.0 * late
         self._arrive_at(link, way, frame, life, now + delay_ms, keeps_order=not moved)
-        if moved and way is link.up:
-            world.checks.disordered(link.id, now + delay_ms)
         if link.worker.at_level0 and way is link.down:
             return  # one connection doubles no message, and no level-0 sender resends
         if doubled < self._duplicate and faults.strikes("duplicate", f"{way.name} {way.count}"):
             self._arrive_at(link, way, frame, life, now + delay_ms + 300.0 * luck, keeps_order=False)
-            world.checks.disordered(link.id, now + delay_ms + 300.0 * luck)
         if late < self._late and faults.strikes("late_duplicate", f"{way.name} {way.count}"):
             # No real socket does this, but the promises cover it: a copy arrives much later, even after a restart.
             self._arrive_at(link, way, frame, 0, now + 1_000.0 + 60_000.0 * luck, keeps_order=False)
-            world.checks.disordered(link.id, now + 1_000.0 + 60_000.0 * luck)
 
     def _arrive_at(self, link: Link, way: Way, frame: bytes, life: int, at_ms: float, *, keeps_order: bool) -> None:
         if keeps_order:

@@ -82,7 +82,10 @@ class PlannedFaults:
     def _cut_database(self, luck: float, size: float) -> None:
         server = self.world.server
         assert server is not None
-        path, until_ms = server.paths[self._broker(luck).id], self.world.now + 1_000.0 + 59_000.0 * size**2
+        least_ms, most_ms, focus = 1_000.0, 60_000.0, self.world.focus
+        if focus is not None and focus.database_cut_ms is not None:
+            least_ms, most_ms = focus.database_cut_ms
+        path, until_ms = server.paths[self._broker(luck).id], self.world.now + least_ms + (most_ms - least_ms) * size**2
         ways = int(luck * 31) % 3
         if ways != 0:
             path.up_until_ms = until_ms

@@ -59,6 +59,7 @@ class Server:
         self.down_until_ms = -1.0
         self.open: list[Transaction] = []
         self._late = world.faults.rate("late_commit", 0.05)
+        self._statement_chance = Random(f"{world.seed}/statements")
         self._late_chance = Random(f"{world.seed}/late_commit")
 
     @property
@@ -93,10 +94,12 @@ class Server:
         patience_ms: float,
         is_in_thread: bool = False,
         locks: int | None = None,
+        begins: Callable[[], None] | None = None,
     ) -> None:
         """Have the server perform one statement for this process. Either `answered` or `failed` is called, if the
         process still lives; a statement whose answer is lost or late may have been performed. `is_in_thread`: they are
-        called in a thread of the process, otherwise on its loop. `locks`: the statement waits for this lane's lock."""
+        called in a thread of the process, otherwise on its loop. `locks`: the statement waits for this lane's lock.
+        `begins`: called when the statement begins, before it has its locks, mostly by milliseconds."""
         state = {"over": False}
 
         def end(then: Callable[..., None], *args: Any) -> None:
@@ -119,10 +122,15 @@ class Server:
             if back_ms is not None:
                 self.world.schedule.after(back_ms, end, answered, result)
 
+        def begin() -> None:
+            if begins is not None and not self.is_down:
+                begins()
+            self.world.schedule.after(1_500.0 * self._statement_chance.random() ** 6, arrive)
+
         life = node.life
         there_ms = self._delay_ms(self.paths[node.id].up_until_ms)
         if there_ms is not None:
-            self.world.schedule.after(there_ms, arrive)
+            self.world.schedule.after(there_ms, arrive if begins is None else begin)
         self.world.schedule.after(patience_ms, end, failed)
 
     # -- transactions -------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ import pytest
 from stepwire_broker.core.commit.decision import LaneReleasable
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence, TakeLanes
+from stepwire_broker.core.membership.notifications import Notification, NotificationCounts
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken
 from stepwire_broker.errors import BrokerError
 from stepwire_broker.store.clocks import read_clocks
-from stepwire_broker.store.cluster_threads import ClusterEvent, ClusterThreads
+from stepwire_broker.store.cluster_threads import NOTIFY_EVERY_MS, ClusterEvent, ClusterThreads
 
 LEASE_MS = 1_000
 PATIENCE_S = 20.0
@@ -28,6 +29,9 @@ class HeldCluster:
         self.is_down = False
         self.present: list[Presence] = []
         self.releases = 0
+        self.failed = threading.Event()  # a notification
+        self.notified: queue.SimpleQueue[tuple[int, Notification]] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[Notification | BrokerError | None] = queue.SimpleQueue()
 
     def beat(self, presence: Presence) -> Beaten:
         if self.is_down:
@@ -51,6 +55,21 @@ class HeldCluster:
     def leave(self) -> None:
         pass
 
+    def notify(self, notification: Notification) -> None:
+        if self.is_down:
+            self.failed.set()
+            raise BrokerError("no connection")
+        self.notified.put((read_clocks().mono, notification))
+
+    def receive(self) -> Notification | None:
+        received = self.received.get()
+        if isinstance(received, BrokerError):
+            raise received
+        return received
+
+    def stop_receiving(self) -> None:
+        self.received.put(None)
+
     def close(self) -> None:
         pass
 
@@ -59,7 +78,8 @@ class Threads:
     def __init__(self) -> None:
         self.cluster = HeldCluster()
         self.events: queue.SimpleQueue[ClusterEvent] = queue.SimpleQueue()
-        self.threads = ClusterThreads(self.cluster, self.events.put)
+        self.counts = NotificationCounts()
+        self.threads = ClusterThreads(self.cluster, self.events.put, self.counts)
 
     def start(self, lease_ms: int = LEASE_MS) -> None:
         self.cluster.lease_ms = lease_ms
@@ -143,3 +163,39 @@ def test_a_release_is_repeated_until_the_database_answers(running: Threads) -> N
         time.sleep(0.01)
     running.cluster.is_down = False
     assert running.next(LaneReleased) == LaneReleased(3)
+
+
+def test_notifications_within_50_ms_are_merged_into_one(running: Threads) -> None:
+    running.start(3_600_000)
+    running.next(Beaten)
+    running.threads.notify(Notification(orders=(1,)))
+    first_mono, first = running.cluster.notified.get(timeout=PATIENCE_S)
+    running.threads.notify(Notification(orders=(2,), lanes=True))
+    running.threads.notify(Notification(answers=(7,), controls=True))
+    second_mono, second = running.cluster.notified.get(timeout=PATIENCE_S)
+    assert first == Notification(orders=(1,))
+    assert second == Notification(orders=(2,), answers=(7,), controls=True, lanes=True)
+    assert second_mono - first_mono >= NOTIFY_EVERY_MS
+    assert len(running.cluster.present) == 1  # a notification is no beat
+
+
+def test_a_notification_that_fails_is_lost_and_the_beats_go_on(running: Threads) -> None:
+    running.start()
+    running.next(Beaten)
+    running.cluster.is_down = True
+    running.threads.notify(Notification(lanes=True))
+    assert running.cluster.failed.wait(PATIENCE_S)
+    running.cluster.is_down = False
+    running.next(Beaten)
+    assert running.counts.sent == 0
+
+
+def test_notifications_are_received_again_after_a_lost_connection(running: Threads) -> None:
+    running.start()
+    running.cluster.received.put(Notification(orders=(3,)))
+    assert running.next(Notification) == Notification(orders=(3,))
+    assert running.counts.is_listening
+    running.cluster.received.put(BrokerError("no connection"))
+    running.cluster.received.put(Notification(orders=(4,)))
+    assert running.next(Notification) == Notification(orders=(4,))
+    assert running.counts.received == 2

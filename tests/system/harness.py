@@ -72,14 +72,15 @@ class Program:
         self.started_ns = now_ns()
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._out_from, self._err_from = out.tell(), err.tell()
-            self.process = subprocess.Popen(
+            # In a session of its own: a Ctrl-C in the tests does not reach it.
+            self.process = forked.start(
                 argv,
-                cwd=site.directory,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
+                site.directory,
+                environ,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # a Ctrl-C in the tests does not reach it
+                start_new_session=True,
+                may_fork=site.may_fork,
             )
         self.pid = self.process.pid
         site.fault("started", self)
@@ -162,7 +163,10 @@ class Site:
         settings: Mapping[str, Any] | None = None,
         *,
         state_directory: Path | None = None,
+        may_fork: bool = True,
     ) -> None:
+        """`may_fork`: brokers and workers start quickly, but /proc has the forker's arguments and environment."""
+        self.may_fork = may_fork
         # Not pytest's own directory: the path of a socket has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="sw-"))
         self.programs: list[Program] = []
@@ -225,10 +229,12 @@ class Site:
         environ: Mapping[str, str] | None = None,
         wait: bool = True,
         bound_s: float = START_BOUND_S,
+        wrapper: Sequence[str] = (),
     ) -> Program:
-        """Start `stepwire serve`, and wait until it is ready unless `wait` is False."""
+        """Start `stepwire serve`, by a program `wrapper` if there is one, and wait until it is ready unless `wait` is
+        False."""
         module = "tests.system.serve_with_faults" if with_faults else "stepwire"
-        argv = [sys.executable, "-m", module, "serve", "-o", "jsonl"]
+        argv = [*wrapper, sys.executable, "-m", module, "serve", "-o", "jsonl"]
         for key, value in self.settings.items():
             argv += ["--set", f"{key}={value}"]
         extra = dict(environ or {})
@@ -310,6 +316,16 @@ class Site:
     def start(self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Program:
         """Start any other program."""
         return self._start("other", name, argv, environ or {})
+
+    def start_program(
+        self, role: str, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> Program:
+        """Start a module of these tests in this role."""
+        return self.start_as(role, name, [sys.executable, "-m", module, *arguments], environ)
+
+    def start_as(self, role: str, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Program:
+        """Start a program in this role. Its output has a name of its own."""
+        return self._start(role, f"{name}-{len(self.programs)}", argv, environ or {})
 
     def _start(self, role: str, name: str, argv: Sequence[str], extra: Mapping[str, str]) -> Program:
         program = Program(self, role, name, argv, self.environ | dict(extra))

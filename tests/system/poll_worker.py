@@ -2,9 +2,10 @@
 
 The worker implements what SPEC.md requires and nothing else. It records its actions, and loses answers on request.
 
-    python -m tests.system.poll_worker DIRECTORY NAME URL [--slots N] [--loses 0.3] [--seed N]
+    python -m tests.system.poll_worker DIRECTORY NAME URL[,URL…] [--slots N] [--loses 0.3] [--seed N]
 
-Its handlers are those of handlers.py, with `work_ms` and `gate` only.
+Its handlers are those of handlers.py, with `work_ms` and `gate` only. Of several brokers the worker prefers the first:
+when that one does not answer, it goes on at the next, and looks for the first again while it holds no step.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from urllib.parse import urlsplit
 from .handlers import GATE_POLL_S, GATES, LEDGERS, token
 from .ledger import Ledger
 
-AGAIN = (0, 429, 500, 503)
+AGAIN = (0, 421, 429, 500, 503)
+HOME_AGAIN_S = 3.0
 Item = tuple[int, int]
 
 
@@ -43,7 +45,9 @@ class PollWorker:
         self._gates = directory / GATES
         self._ledger = Ledger(directory / LEDGERS, f"worker-{name}-{os.getpid()}")
         self._token = (directory / ".stepwire" / "token").read_text().strip()
-        self._host = urlsplit(url).netloc
+        self._hosts = [urlsplit(each).netloc for each in url.split(",")]
+        self._host = self._hosts[0]
+        self._away_since = 0.0
         self._loses = loses
         self._random = random.Random(seed)
         self._lock = threading.Condition()
@@ -66,6 +70,7 @@ class PollWorker:
             self._call("bye", n=self._n + 1, session=self._session, drain=False)
 
     def _lease(self) -> None:
+        self._look_for_home()
         with self._lock:
             self._n += 1
             body = {"n": self._n, "session": self._session, "holding": self._holding(), "free": self._free()}
@@ -192,9 +197,34 @@ class PollWorker:
             **facts,
         )
 
+    def _look_for_home(self) -> None:
+        """End the session with another broker than the first, if it holds no step."""
+        with self._lock:
+            is_due = self._host != self._hosts[0] and time.monotonic() > self._away_since + HOME_AGAIN_S
+            if not is_due or self._held:
+                return
+            self._n += 1
+            n, session, self._session = self._n, self._session, None
+        if session is not None:
+            self._call("bye", n=n, session=session, drain=False)
+        with self._lock:
+            self._go_to(self._hosts[0])
+
+    def _go_to(self, host: str) -> None:
+        self._host = host
+        self._away_since = time.monotonic()
+
+    def _go_on_from(self, host: str, url: str | None = None) -> None:
+        """Send the next call to this URL, otherwise to the broker that follows in the list."""
+        with self._lock:
+            if host == self._host:
+                follower = self._hosts[(self._hosts.index(host) + 1) % len(self._hosts)]
+                self._go_to(urlsplit(url).netloc if url else follower)
+
     def _call(self, what: str, **members: Any) -> tuple[int, dict[str, Any]]:
         """Send one request. Status 0: no answer, or a lost one."""
-        connection = http.client.HTTPConnection(self._host, timeout=20)
+        host = self._host
+        connection = http.client.HTTPConnection(host, timeout=20)
         try:
             body = json.dumps({"worker": self.id, **members})
             headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
@@ -203,8 +233,12 @@ class PollWorker:
                 time.sleep(self._random.random() * 0.03)
                 return 0, {}
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            document = json.loads(answer.read())
+            if answer.status in (421, 503):  # 421: the session is with another broker, which has this URL
+                self._go_on_from(host, document.get("url"))
+            return answer.status, document
         except (OSError, ValueError, http.client.HTTPException):
+            self._go_on_from(host)
             return 0, {}
         finally:
             connection.close()

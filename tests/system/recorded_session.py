@@ -61,6 +61,8 @@ class RecordedSession(Session):
             message = codec.decode_broker(body)
         except InvalidMessage:
             return
+        if (broker := getattr(message, "broker", None)) is not None:
+            self._write("heard", broker=broker, type=type(message).__name__)
         match message:
             case Steps():
                 self._write("received", batch_id=message.batch_id, items=[_given(step) for step in message.steps])

@@ -38,7 +38,7 @@ class Canary:
         self._write("seal.keys", f"k1={base64.b64encode(os.urandom(32)).decode()}\n")
         self._write("token", "")
         settings = {"execution.rules": RULES, "log_level": "debug", "bus.lease_ms": 3000, "bus.heartbeat_ms": 500}
-        self.site = new_site("ipc", settings)
+        self.site = new_site("ipc", settings, may_fork=False)  # /proc shows what they were started with
         self.steps = {"canary.open": "open", "canary.sealed": "sealed"}
 
     def start(self) -> None:

@@ -1,8 +1,5 @@
 """A real broker on a server with a standby, which takes over when the server crashes."""
 
-import subprocess
-
-from tests.cli import forked
 from tests.postgres.server import PostgresServer
 from tests.postgres.site import PostgresSite
 from tests.postgres.standby import PRIMARY, StandbyServer
@@ -17,13 +14,6 @@ ORDERS = workflow("orders", {"name": "pay", "delivery_mode": "at_most_once", "ha
 def submit(site: Site, key: str) -> Answer:
     """Submit a task. Tasks go to each lane in turn."""
     return site.ask("POST", "/v1/tasks", {"workflow": "orders", "context": {}, "idempotency_key": key})
-
-
-def stepwire(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that opens the database itself."""
-    names = ("database.url", "database.schema", "database.lanes", "broker.lease_ms")
-    own = {f"STEPWIRE_{name.upper().replace('.', '__')}": str(site.settings[name]) for name in names}
-    return subprocess.CompletedProcess(words, *forked.run(list(words), site.directory, site.environ | own, ""))
 
 
 def test_lost_commits_of_a_failover_stop_the_lanes_until_accept_loss_which_holds_what_may_have_run() -> None:
@@ -53,7 +43,7 @@ def test_lost_commits_of_a_failover_stop_the_lanes_until_accept_loss_which_holds
         eventually(reasons, "both lanes to stop", BOUND_S)
         assert broker.stderr.count("lane_stopped") == 2
         broker.kill9()
-        ended = stepwire(site, "db", "accept-loss", "--yes")
+        ended = site.administer("db", "accept-loss", "--yes")
         assert ended.returncode == 0, ended
         site.start_broker()
         found = [site.ask("GET", f"/v1/tasks/{answer.body['task_id']}") for answer in kept + lost]

@@ -4,6 +4,7 @@ The judge compares the rows with what clients and handlers have written down: no
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -86,6 +87,16 @@ class Brokers:
     def await_lanes(self, number: int, count: int) -> None:
         eventually(lambda: len(self.lanes_of(number)) == count or None, f"b{number} to have {count} lanes", BOUND_S)
 
+    def await_notification(self, number: int) -> None:
+        """Wait until this broker has received a notification besides the one that opens its connection."""
+        pattern = re.compile(r"^stepwire_notifications_received_total\S* (\d+)", re.MULTILINE)
+
+        def received() -> int:
+            (count,) = pattern.findall(self.sites[number - 1].ask("GET", "/metrics").body.decode())
+            return int(count)
+
+        eventually(lambda: received() > 1 or None, f"a notification of b{number}", BOUND_S)
+
     def await_end_of(self, tasks: list[int], at: int) -> None:
         """Open the gate, and wait until a broker reports the end of every task."""
         self.first.open_gate("open")
@@ -157,6 +168,7 @@ def test_a_broker_that_ends_gives_its_lanes_to_the_others_while_their_steps_run(
     brokers.await_lanes(2, 0)  # while the gate holds every step
     brokers.await_lanes(1, LANES // 2)
     brokers.await_lanes(3, LANES // 2)
+    brokers.await_notification(3)
     brokers.await_end_of(tasks, at=2)
     assert brokers.programs[1].wait(BOUND_S) == 0
     brokers.judge()

@@ -20,6 +20,7 @@ from . import (
     http,
     metrics,
     openapi,
+    orchestration,
     routing,
     steps,
     tasks,
@@ -109,6 +110,7 @@ class Application:
             ("POST", ERASE_TASK.path): erasing.erase,
             ("GET", "/openapi.json"): openapi.show,
             ("GET", "/metrics"): self._metrics,
+            ("GET", "/health/orchestration"): orchestration.show,
             ("GET", "/readyz"): health.readyz,
             ("GET", "/livez"): health.livez,
         }

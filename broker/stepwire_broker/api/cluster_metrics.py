@@ -24,6 +24,10 @@ class ClusterFigures(NamedTuple):
     beat_age_ms: int | None  # None: no other broker can use the database
     orders_sent: int
     orders_answered: int
+    notifications_sent: int
+    notifications_received: int
+    is_listening: bool | None  # None: no other broker can use the database
+    loop_busy_s: float  # processor time of the event loop's thread, since the start
 
 
 ReadCluster: TypeAlias = Callable[[ClusterFigures], Gauged]
@@ -85,6 +89,12 @@ CLUSTER_METRICS: Final = (
         lambda c: [] if c.beat_age_ms is None else [((), c.beat_age_ms / 1000)],
     ),
     ClusterMetric(
+        "stepwire_loop_busy_seconds_total",
+        "Processor time of the event loop. A rate above 0.75 means that one more broker would help.",
+        lambda c: [((), c.loop_busy_s)],
+        "counter",
+    ),
+    ClusterMetric(
         "stepwire_orders_sent_total",
         "Commands of this broker's clients that were stored for the owner of the task, another broker.",
         lambda c: [((), c.orders_sent)],
@@ -95,5 +105,23 @@ CLUSTER_METRICS: Final = (
         "Commands of other brokers' clients that this broker has answered as the owner of the task.",
         lambda c: [((), c.orders_answered)],
         "counter",
+    ),
+    ClusterMetric(
+        "stepwire_notifications_sent_total",
+        "Notifications to the other brokers on the database, that they should look at it now.",
+        lambda c: [((), c.notifications_sent)],
+        "counter",
+    ),
+    ClusterMetric(
+        "stepwire_notifications_received_total",
+        "Notifications of other brokers that this broker has received.",
+        lambda c: [((), c.notifications_received)],
+        "counter",
+    ),
+    ClusterMetric(
+        "stepwire_listening",
+        "1 while notifications can be received; otherwise changes of other brokers are found by regular looks. Only "
+        "where several brokers can share the database.",
+        lambda c: [] if c.is_listening is None else [((), int(c.is_listening))],
     ),
 )

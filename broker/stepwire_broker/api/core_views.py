@@ -1,5 +1,6 @@
 """Typed views of the core's state: the only module of the API that knows how the core keeps it."""
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
+from stepwire_broker.core.membership.notifications import NotificationCounts
 from stepwire_broker.core.model.figures import Figures
 from stepwire_broker.core.model.live import Step, StepProgress, Task
 from stepwire_broker.core.model.principal import Grant, Rights
@@ -113,6 +115,18 @@ def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:
 def is_behind(broker: EnginePort) -> bool:
     """True if the broker accepts no results, because too many writes wait for the database."""
     return broker.state.outbox.bytes_waiting > broker.settings.limits.uncommitted_bytes
+
+
+def lanes_by_owner(broker: EnginePort) -> dict[str, int]:
+    """The number of lanes of each broker, as of the last beat; those of this one as they are now. Lanes without an
+    owner are counted under ""."""
+    state = broker.state
+    counts = {broker.broker_id: len(state.lanes)}
+    for row in () if state.members is None else state.members.lanes:
+        if row.lane not in state.lanes:
+            owner = "" if row.owner in (None, broker.broker_id) else row.owner
+            counts[owner] = counts.get(owner, 0) + 1
+    return counts
 
 
 class BrokerView(NamedTuple):
@@ -340,8 +354,30 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
         uncommitted_bytes=state.outbox.bytes_waiting,
         is_stalled=state.outbox.stalled is not None,
         is_draining=state.draining,
-        cluster=_cluster(state, broker.now().mono),
+        cluster=_cluster(state, broker.measures.notifications, broker.now().mono),
     )
+
+
+def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -> ClusterFigures:
+    members, counters = state.members, state.counters
+    return ClusterFigures(
+        lanes={number: _lane(state, number) for number in state.lanes},
+        lane_changes=counters.lane_changes,
+        live_brokers=1 if members is None else 1 + len(members.live),
+        is_dark=members is not None and members.is_dark(mono),
+        beat_age_ms=None if members is None else members.beat_age_ms(mono),
+        orders_sent=counters.orders_sent,
+        orders_answered=counters.orders_answered,
+        notifications_sent=notifications.sent,
+        notifications_received=notifications.received,
+        is_listening=None if members is None else notifications.is_listening,
+        loop_busy_s=time.thread_time(),
+    )
+
+
+def _lane(state: BrokerState, number: int) -> LaneFigures:
+    lane = state.outbox.lanes[number]
+    return LaneFigures(lane.committed, sum(state.lanes[number].open_by_namespace.values()), lane.stalled is not None)
 
 
 def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str) -> dict[tuple[str, str], int]:
@@ -352,25 +388,6 @@ def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str)
         for of, steps in (("waiting", load.waiting), ("running", load.running)):
             figures[key, of] = figures.get((key, of), 0) + steps
     return figures
-
-
-def _cluster(state: BrokerState, mono: int) -> ClusterFigures:
-    members = state.members
-    lanes = {
-        number: LaneFigures(
-            state.outbox.lanes[number].committed,
-            sum(lane.open_by_namespace.values()),
-            state.outbox.lanes[number].stalled is not None,
-        )
-        for number, lane in state.lanes.items()
-    }
-    changes = state.counters.lane_changes
-    orders = (state.counters.orders_sent, state.counters.orders_answered)
-    if members is None:
-        return ClusterFigures(lanes, changes, 1, False, None, *orders)
-    return ClusterFigures(
-        lanes, changes, 1 + len(members.live), members.is_dark(mono), members.beat_age_ms(mono), *orders
-    )
 
 
 def ready_figures(

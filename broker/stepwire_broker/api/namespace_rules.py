@@ -41,6 +41,7 @@ _OTHERS: Final[dict[tuple[str, str], NamespaceRule]] = {
     ("GET", "/readyz"): NamespaceRule.FREE,
     ("GET", "/livez"): NamespaceRule.FREE,
     # Workers, executors, rules, breakers, the bus and the metrics serve all namespaces together.
+    ("GET", "/health/orchestration"): NamespaceRule.WHOLE,
     ("GET", "/v1/workers"): NamespaceRule.WHOLE,
     ("POST", "/v1/workers/{worker}/drain"): NamespaceRule.WHOLE,
     ("GET", "/v1/executors"): NamespaceRule.WHOLE,

@@ -49,6 +49,7 @@ TAGS: Final[dict[str, tuple[str, str]]] = {
     "tap": ("bus", "Read the messages of the bus."),
     "metrics": ("broker", "Probes, metrics and this document."),
     "openapi.json": ("broker", ""),
+    "health": ("broker", ""),
     "readyz": ("broker", ""),
     "livez": ("broker", ""),
 }

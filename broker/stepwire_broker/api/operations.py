@@ -40,6 +40,7 @@ from .events import EventDocument, EventPage
 from .executors import ExecutorDocument, ExecutorList
 from .health import Alive, Readiness
 from .openapi_schemas import REFERENCE
+from .orchestration import OrchestrationHealth
 from .routing import RouteDocument, RuleList, ShadowList
 from .tap import TapMessage
 from .workers import WorkerList
@@ -522,6 +523,12 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
             {200: Text("text/plain", "See docs/reference/metrics.md.")},
         ),
         ("GET", "/openapi.json"): Operation("getOpenapi", Scope.READ, "This document.", {200: dict[str, Any]}),
+        ("GET", "/health/orchestration"): Operation(
+            "getOrchestrationHealth",
+            Scope.READ,
+            "Show the health of the stages, of their members and of the database under them.",
+            {200: OrchestrationHealth},
+        ),
         ("GET", "/readyz"): Operation(
             "checkReadiness", Scope.READ, "Check whether the broker accepts work.", {200: Readiness, 503: Readiness}
         ),

@@ -153,17 +153,16 @@ def accept_loss(options: Options, nothing_lost: bool) -> None:
 
 def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bool, before: str | None) -> None:
     from stepwire_broker.store.postgres import administration
-    from stepwire_broker.store.postgres.migrating import statements_after
+    from stepwire_broker.store.postgres.migrating import script_after
     from stepwire_broker.store.postgres.schema import creation, read_schema_name
 
     with refusals():
         if as_sql:
             schema = read_schema_name(settings.database.schema)
             if before is None:
-                statements = creation(schema, settings.database.lanes)
+                click.echo(f"BEGIN;\n{creation(schema, settings.database.lanes)}COMMIT;")
             else:
-                statements = f"SET LOCAL search_path TO {schema};\n{statements_after(before)}"
-            click.echo(f"BEGIN;\n{statements}COMMIT;")
+                click.echo(script_after(before, schema), nl=False)
             return
         done = administration.upgrade(settings.database, changes=not dry_run)
     if done.made:
@@ -187,7 +186,7 @@ def upgrade(options: Options, settings: "Settings", *, as_sql: bool, dry_run: bo
 def lanes(options: Options, count: int) -> None:
     """Let a PostgreSQL database have N lanes, which write in parallel. Lanes are added, and never removed.
 
-    A running broker does not notice: set `database.lanes` to N, and start it again.
+    Running brokers take the new lanes at their next beat. Set `database.lanes` to N before the next start of each.
     """
     settings = load(options).settings
     if not on_server(settings):

@@ -271,6 +271,7 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     try:
         readiness = client.readiness()
         workers = client.workers()["workers"]
+        health = client.orchestration()
     except ClientError as error:
         problem = "the broker does not accept the token" if error.status == 401 else error.message
         yield Finding("red", "broker", f"{url}: {problem}", "pass its token: --token-file FILE, or STEPWIRE_TOKEN")
@@ -282,6 +283,7 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
         yield Finding("red", "broker", text)
     for what in readiness.get("insecure", ()):
         yield Finding("warning", "broker", f"the running broker is insecure: {INSECURE.get(what, what)}")
+    yield of_stages(health)
     stuck = [one["worker"] for one in workers if one["stuck"]]
     if stuck:
         todo = f"see: stepwire worker show {stuck[0]}"
@@ -292,6 +294,22 @@ def _broker_findings(client: Client, url: str) -> Iterator[Finding]:
     yield from _unprovable(workers)
     yield from of_brokers(workers)
     yield from doctor_posture.literal_secrets(client)
+
+
+def of_stages(health: dict[str, Any]) -> Finding:
+    """The health of the broker's stages, with the reason and the members concerned."""
+    status = health["status"]
+    if status in ("healthy", "starting"):
+        return Finding("ok", "stages", status)
+    members = [
+        f"{name} {member['id']}: {member['reason']}"
+        for name, pool in health["executor_pools"].items()
+        for member in pool["members"]
+        if member["reason"]
+    ]
+    shown = "; ".join(members[:3]) + (f"; and {len(members) - 3} more" if len(members) > 3 else "")
+    text = f"{status}: {health['reason']}" + (f" ({shown})" if shown else "")
+    return Finding("red" if status == "unhealthy" else "warning", "stages", text, "see: GET /health/orchestration")
 
 
 def _unprovable(workers: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -99,6 +99,14 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "lane": ("stepwire lane list", "stepwire lane move 3 --to b2"),
     "lane list": ("stepwire lane list",),
     "lane move": ("stepwire lane move 3 --to b2",),
+    "backlog": (
+        "stepwire backlog --handler shop.charge",
+        "stepwire backlog --handler 'shop.*' --labels gpu=true --slots 4 --json",
+    ),
+    "worker autoscale": (
+        "stepwire worker autoscale --handler shop.charge --max 8 -- python worker.py",
+        "stepwire worker autoscale --handler shop.charge --min 0 --slots 4 -- node worker.js",
+    ),
     "worker": ("stepwire worker list", "stepwire worker drain w1 --wait"),
     "worker list": ("stepwire worker list", "stepwire worker list --json"),
     "worker show": ("stepwire worker show w1",),

@@ -75,7 +75,14 @@ def _snapshot(client: Client) -> dict[str, Any]:
     readiness = client.readiness()
     tasks = {state: len(client.tasks(state=state, limit=COUNTED_MAX)["tasks"]) for state in ("running", "paused")}
     held = len(client.steps(state="held", limit=COUNTED_MAX)["steps"])
-    return {**readiness, "tasks": tasks, "held_steps": held, "workers": client.workers()["workers"]}
+    health = client.orchestration()
+    return {
+        **readiness,
+        "health": {"status": health["status"], "reason": health["reason"]},
+        "tasks": tasks,
+        "held_steps": held,
+        "workers": client.workers()["workers"],
+    }
 
 
 def _with_rates(before: list[dict[str, Any]], now: list[dict[str, Any]], took_s: float) -> Iterator[dict[str, Any]]:
@@ -172,6 +179,9 @@ def _headline(snapshot: dict[str, Any]) -> str:
     state = "ready" if snapshot["ready"] else f"accepts no work: {', '.join(map(with_meaning, snapshot['reasons']))}"
     tasks = ", ".join(f"{_counted(count)} {name}" for name, count in snapshot["tasks"].items())
     insecure = f" · insecure: {', '.join(snapshot['insecure'])}" if snapshot.get("insecure") else ""
+    health = snapshot.get("health", {"reason": None})
+    if health["reason"]:
+        state = f"{state} · {health['status']}: {health['reason']}"
     rate = sum(one["completed_per_s"] for one in snapshot["workers"])
     return (
         f"{state} · tasks: {tasks} · held steps: {_counted(snapshot['held_steps'])}"

@@ -30,9 +30,9 @@ COLUMNS: Final = [
 ]
 
 
-@click.group(cls=StepwireGroup)
+@click.group(cls=StepwireGroup, lazy={"autoscale": "stepwire_broker.cli.autoscale:autoscale"})
 def worker() -> None:
-    """List and drain workers, the processes that offer handlers."""
+    """List and drain workers, the processes that offer handlers, and start as many as their backlog needs."""
 
 
 @worker.command(name="list")

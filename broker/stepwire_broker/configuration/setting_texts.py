@@ -17,7 +17,8 @@ ABOUT: Final[dict[str, str]] = {
     "A broker beats five times in it.",
     "database.url": "Database that holds the state: sqlite:///FILE or postgresql://USER@HOST/DATABASE. The environment "
     "variable `DATABASE_URL` is read too.",
-    "database.pool_size": "Number of connections that only read.",
+    "database.pool_size": "Number of connections that only read. After a take-over on PostgreSQL, all but one load "
+    "tasks, each of another lane.",
     "database.schema": "The PostgreSQL schema that holds the tables. The first start creates it.",
     "database.lanes": "Number of lanes on PostgreSQL, which write in parallel. The first start makes them.",
     "database.prepare": "Keep prepared statements in the PostgreSQL server. Unset: unless a pooler is in between.",

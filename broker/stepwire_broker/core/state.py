@@ -210,7 +210,7 @@ class BrokerState(Struct, kw_only=True, eq=False, weakref=False):
     wants: set[str] = set()  # what tasks in the database wait for
     loads: dict[int, AnyLoad] = {}
     fetching: dict[int, list[Step]] = {}
-    page_asked: int | None = None
+    pages: dict[int, int] = {}  # by request: the limit of each page that is being read
     page_after_mono: int = 0
     waits_for_room: bool = False  # more tasks could be loaded if tasks in memory ended
     evict_from: int = 0  # position in `tasks` at which the search for idle tasks continues

@@ -54,6 +54,21 @@ def is_offered(state: BrokerState, handler_class: str) -> bool:
     )
 
 
+def could_dispatch(state: BrokerState, now: Now) -> bool:
+    """True if a ready step could be dispatched now: a session or a level-0 peer is free for it, and no guard keeps it
+    back."""
+    guards = state.guards
+    peers = [peer for peer in state.level0.peers.values() if is_free(peer, now)]
+    for route, _, _ in state.ready.oldest():
+        if route.handler_class in guards.barred or (guards.bounds_retries and route.is_held_to_budget):
+            continue
+        if takers(state, route):
+            return True
+        if any(peer_obstacle(peer, route, now) is None for peer in peers) and level0_obstacle(state, route) is None:
+            return True
+    return False
+
+
 # -- workers with a session -------------------------------------------------------------------------------------------
 
 

@@ -25,12 +25,17 @@ from stepwire_broker.core.commit.ports import ReadClocks, WirePort
 from stepwire_broker.core.lanes import darkness
 from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.membership.members import Conclusion
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
 from stepwire_broker.core.model.events import Event, Now
 from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.principal import PROCESS
 
 from . import dispatch
+
+
+def _notify_no_broker(notification: Notification) -> None:
+    """Do nothing: no other broker reads the database."""
 
 
 def _no_other_broker(request: OrderToStore | WaitElsewhere | LaneReleasable | Conclusion) -> None:
@@ -61,6 +66,7 @@ class Around(NamedTuple):
     wait_elsewhere: Callable[[WaitElsewhere], None] = _no_other_broker
     pass_on: Callable[[ResultsElsewhere], None] = _leave_to_their_worker
     conclude: Callable[[Conclusion], None] = _no_other_broker
+    notify: Callable[[Notification], None] = _notify_no_broker
 
 
 class Turn:
@@ -87,8 +93,8 @@ class Turn:
 
     def _hand_over(self, now: Now) -> None:
         machine = self._machine
+        machine.dispatch(now)
         for lane in machine.state.outbox.lanes:
-            machine.dispatch(lane, now)
             group, decision = machine.next_group(lane, now)
             if group is not None:
                 self._around.put(group)
@@ -130,3 +136,5 @@ class Turn:
             around.conclude(conclusion)
         for releasable in decision.released:
             around.release(releasable)
+        for notification in decision.notifications:
+            around.notify(notification)

@@ -1,4 +1,5 @@
-"""Two threads of a broker that shares its database: one beats, the other takes lanes and gives them up.
+"""Three threads of a broker that shares its database: one beats and sends notifications, one takes lanes and gives them
+up, and one receives notifications.
 
 A take may read for seconds how much work a lane has, so it must not delay a beat. The thread beats only for a loop that
 turns: a broker whose loop hangs is silent towards its workers, and other brokers must get its lanes.
@@ -13,6 +14,7 @@ from stepwire_broker.core.commit.decision import LaneReleasable
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence, TakeLanes
 from stepwire_broker.core.membership.members import BEATS_A_LEASE
+from stepwire_broker.core.membership.notifications import NOTHING, Notification, NotificationCounts
 from stepwire_broker.core.model.events import LaneReleased, LanesTaken
 from stepwire_broker.errors import BrokerError
 
@@ -22,24 +24,32 @@ from .ports import Cluster
 RETRY_MS: Final = 250  # after a beat that failed
 CLOSE_S: Final = 5.0  # for a call that the database does not answer
 RELEASE_AGAIN_S: Final = 1.0
+NOTIFY_EVERY_MS: Final = 50  # what is to be sent meanwhile goes into one notification
+LISTEN_AGAIN_S: Final = 1.0
 
-ClusterEvent: TypeAlias = Beaten | LanesTaken | LaneReleased
+ClusterEvent: TypeAlias = Beaten | LanesTaken | LaneReleased | Notification
 
 
 class ClusterThreads:
     """`report` gets what happened, in the thread in which it happened."""
 
-    def __init__(self, cluster: Cluster, report: Callable[[ClusterEvent], object]) -> None:
+    def __init__(self, cluster: Cluster, report: Callable[[ClusterEvent], object], counts: NotificationCounts) -> None:
         self._cluster = cluster
         self._report = report
         self._presence = Presence()
         self._turned_mono = 0
         self._wake = threading.Event()
+        self._beats_now = False
         self._end = threading.Event()
+        self._to_send = NOTHING
+        self._send_from_mono = 0
+        self._sending = threading.Lock()  # for the two before
+        self._counts = counts
         self._jobs: queue.SimpleQueue[TakeLanes | LaneReleasable | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._beat, name="stepwire-beat", daemon=True),
             threading.Thread(target=self._work, name="stepwire-lanes", daemon=True),
+            threading.Thread(target=self._listen, name="stepwire-listen", daemon=True),
         ]
 
     def start(self) -> None:
@@ -52,8 +62,16 @@ class ClusterThreads:
         self._turned_mono = read_clocks().mono
 
     def beat_now(self, presence: Presence) -> None:
-        """Beat without waiting for the next time, because other brokers should know this soon."""
+        """Beat without waiting for the next time, because other brokers should know this soon, or have changed their
+        rows."""
         self.turned(presence)
+        self._beats_now = True
+        self._wake.set()
+
+    def notify(self, notification: Notification) -> None:
+        """Send a notification, at most NOTIFY_EVERY_MS later. It is lost if the database is away."""
+        with self._sending:
+            self._to_send |= notification
         self._wake.set()
 
     def take(self, takes: TakeLanes) -> None:
@@ -65,10 +83,11 @@ class ClusterThreads:
         self._jobs.put(releasable)
 
     def close(self) -> None:
-        """End both threads after the queued work, and wait for them for some seconds."""
+        """End all threads after the queued work, and wait for them for some seconds."""
         self._end.set()
         self._wake.set()
         self._jobs.put(None)
+        self._cluster.stop_receiving()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(CLOSE_S)
@@ -77,13 +96,16 @@ class ClusterThreads:
         lease_ms = self._cluster.lease_ms
         due_mono = 0
         while True:
-            wait_ms = due_mono - read_clocks().mono
-            if wait_ms > 0 and not self._wake.wait(wait_ms / 1000):
-                continue
-            self._wake.clear()
+            now = read_clocks().mono
+            if now < due_mono and self._wake.wait(self._wait_ms(now, due_mono) / 1000):
+                self._wake.clear()
             if self._end.is_set():
                 return
+            self._send()
             now = read_clocks().mono
+            if now < due_mono and not self._beats_now:
+                continue
+            self._beats_now = False
             if now - self._turned_mono > lease_ms // 2:
                 due_mono = now + RETRY_MS
                 continue
@@ -95,6 +117,39 @@ class ClusterThreads:
                 due_mono = read_clocks().mono + RETRY_MS
             else:
                 self._report(beaten)
+
+    def _wait_ms(self, now: int, due_mono: int) -> int:
+        """Return the time until the next beat or the next notification."""
+        with self._sending:
+            return min(due_mono, max(now, self._send_from_mono)) - now if self._to_send else due_mono - now
+
+    def _send(self) -> None:
+        """Send what there is, unless the last notification was sent a moment ago."""
+        now = read_clocks().mono
+        with self._sending:
+            if not self._to_send or now < self._send_from_mono:
+                return
+            notification, self._to_send = self._to_send, NOTHING
+            self._send_from_mono = now + NOTIFY_EVERY_MS
+        try:
+            self._cluster.notify(notification)
+        except BrokerError:
+            return  # the other brokers find the same by their own looks
+        self._counts.sent += 1
+
+    def _listen(self) -> None:
+        while not self._end.is_set():
+            try:
+                notification = self._cluster.receive()
+            except BrokerError:
+                self._counts.is_listening = False
+                self._end.wait(LISTEN_AGAIN_S)
+                continue
+            if notification is None:
+                return
+            self._counts.is_listening = True
+            self._counts.received += 1
+            self._report(notification)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -12,6 +12,7 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from stepwire_broker.core.definitions.settings import DatabaseSettings
 from stepwire_broker.core.definitions.stored_rows import Opened, TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, Presence, TakeLanes
+from stepwire_broker.core.membership.notifications import Notification
 
 from .lane import LaneWriter
 from .queries import Queries
@@ -78,6 +79,16 @@ class Cluster(Protocol):
 
     def leave(self) -> None:
         """Give every lane up, and note that this broker has ended."""
+
+    def notify(self, notification: Notification) -> None:
+        """Send a notification to the other brokers. Called in the thread of `beat`."""
+
+    def receive(self) -> Notification | None:
+        """Wait for a notification of another broker. None if none can be received, or after `stop_receiving`. After an
+        error, the next call connects again. Called in a thread of its own."""
+
+    def stop_receiving(self) -> None:
+        """End `receive`. Called in any thread."""
 
     def close(self) -> None:
         """Close the connection of the beats."""

@@ -140,6 +140,17 @@ class TaskBook:
         self.facts: Counter[str] = Counter()
 
 
+class Ledger:
+    """The credit that one worker process has named: by broker, pairs of the number of a message and its credit."""
+
+    def __init__(self) -> None:
+        self.entries: defaultdict[str, list[list[int]]] = defaultdict(list)
+        self.most = 0  # the most steps that it had room for
+
+    def promised(self, broker: str) -> int:
+        return max((free for _, free in self.entries[broker]), default=0)
+
+
 class Books:
     """Everything the checks know of a world. Each module of checks reads it; the observer keeps it up to date."""
 
@@ -189,10 +200,8 @@ class Books:
         self.provable: dict[str, str] = {}  # by worker whose death can be proven on its host: the host
         self.sent_back: Counter[tuple[str, int]] = Counter()  # by worker and step
         self.unanswered: dict[tuple[str, str], int] = {}  # by worker and batch: times received without an answer
-        self.disorder_ms: dict[
-            str, float
-        ] = {}  # by worker: until when brokers may believe in credit of an earlier time
-        self.capacity: dict[str, int] = {}  # by worker: the most steps that it had room for when it offered credit
+        self.credit: defaultdict[str, Ledger] = defaultdict(Ledger)  # by worker
+        self.result_numbers: defaultdict[str, set[int]] = defaultdict(set)  # by worker: `n` of results that were sent
         self.numbers: Counter[str] = Counter()
 
     def fail(self, check: str, text: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """P1 for operators: a control that was acknowledged is still set after a restart of the broker."""
 
-from typing import Any
+from typing import Any, Final
 
 from stepwire_broker.core.answers.answers import CommandRefused
+from stepwire_broker.core.commit.operator_controls import KINDS, DrainedWorker, ForcedBreaker, PausedExecutor
 from stepwire_broker.core.guards.allowance import SetBreaker
 from stepwire_broker.core.intake.drain import DrainWorker
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
@@ -25,6 +26,24 @@ def answered(books: Books, broker: BrokerNode, command: Any, answer: Any) -> Non
     if not isinstance(answer, CommandRefused):
         name, value = change
         books.controls[name] = value
+    _check_rows(books)
+
+
+def _check_rows(books: Books) -> None:
+    """Each control that was acknowledged has its row, whatever was set at other brokers meanwhile."""
+    rows = books.world.tables.controls
+    asked = {change[0] for _, command in books.controls_asked if (change := _set_by(command)) is not None}
+    for name, value in books.controls.items():
+        is_wrong = ((_KINDS[name[0]], name[1]) in rows) != (value is not None)
+        if is_wrong and name not in asked and not _has_ended(books, name):
+            books.fail("P1 a control stays until an operator changes it", f"{name} was set to {value}")
+
+
+_KINDS: Final = {
+    "breaker": KINDS[ForcedBreaker],
+    "paused": KINDS[PausedExecutor],
+    "drained": KINDS[DrainedWorker],
+}
 
 
 def check_start(books: Books, broker: BrokerNode) -> None:

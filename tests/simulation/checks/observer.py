@@ -23,6 +23,7 @@ from . import (
     commands,
     controls,
     counts,
+    credit,
     deliveries,
     dependencies,
     erasure,
@@ -377,7 +378,7 @@ class Checks:
         """A message leaves a worker, whether it arrives or not."""
         books, worker = self.books, node.id
         if len(self.world.brokers) > 1 and b'"free":' in body:
-            worker_duties.note_capacity(books, node)
+            credit.note_sent(books, node, body)
         if body.startswith(b'{"type":"heartbeat"'):
             heartbeat = _heartbeat(body)
             worker_duties.check_waiting(books, node, heartbeat)
@@ -391,8 +392,7 @@ class Checks:
             books.disowned_items.update((worker, step_id, delivery) for step_id, delivery, _, _ in unknown)
         if body.startswith(b'{"type":"results"'):
             message = _results(body)
-            if (worker, message.rid) in books.results:
-                worker_duties.note_disorder(books, worker, self.world.now)
+            books.result_numbers[worker].add(message.n)
             books.results.setdefault((worker, message.rid), message)
             reports.note_sent(books, message)
             for result in message.results:
@@ -400,20 +400,23 @@ class Checks:
                     output = bytes(result.output)
                     books.outputs.setdefault((result.step_id, int(result.delivery)), set()).add(output)  # type: ignore[arg-type]
 
-    def disordered(self, worker: str, at_ms: float) -> None:
-        """The network lets a message of this worker arrive out of order, or once more, at this time."""
-        worker_duties.note_disorder(self.books, worker, at_ms)
-
     def worker_received(self, worker: WorkerNode, body: bytes) -> None:
         if body.startswith(b'{"type":"cancel"'):
             worker_duties.note_cancelled(self.books, worker, _cancel(body))
         elif body.startswith(b'{"type":"steps"'):
-            worker_duties.expect_answer(self.books, worker, _steps(body))
+            steps = _steps(body)
+            worker_duties.expect_answer(self.books, worker, steps)
+            if len(self.world.brokers) > 1:
+                credit.note_steps(self.books, worker, steps.broker, len(steps.steps))
 
     def worker_handled(self, worker: WorkerNode, body: bytes) -> None:
         """The session has handled this message."""
-        if len(self.world.brokers) > 1 and worker.is_alive and body.startswith(b'{"type":"steps"'):
-            worker_duties.check_held(self.books, worker)
+        if len(self.world.brokers) > 1 and worker.is_alive:
+            if body.startswith(b'{"type":"steps"'):
+                credit.check_held(self.books, worker)
+            elif body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
+                greeting = _greeting(body)
+                credit.note_read(self.books, worker, greeting.broker, greeting.n)
         if self.world.server_keys.is_on and body.startswith((b'{"type":"welcome"', b'{"type":"heartbeat_ack"')):
             server_keys.note_listed(worker, _greeting(body))
 
@@ -423,6 +426,7 @@ class Checks:
             server_keys.check_dropped(self.books, worker)
             self.books.dropped_ms[action.facts.get("broker", "b1"), worker] = self.world.now
             self.books.numbers["sessions dropped"] += 1
+            credit.note_dropped(self.books, worker, action.facts.get("broker", "b1"))
         elif action.event == "message_refused":
             self.world.counts["refused", str(action.facts["code"])] += 1
 

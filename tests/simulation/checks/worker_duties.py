@@ -11,7 +11,6 @@ from .books import Books
 
 ANSWER_MS: Final = 300.0
 WAITING_MS: Final = 1_000
-ORDERED_MS: Final = 6_000.0  # the time of some heartbeats
 RETURNS_MAX: Final = 30  # of one step by one worker; the steps of a seed seldom change their lengths
 
 
@@ -63,27 +62,6 @@ def check_waiting(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> 
         may_wait = 2 * (may_wait + worker.slots)  # the credit of several brokers may reach twice the capacity
     if waiting > may_wait:
         books.fail("W a worker does not hoard steps", f"{waiting} wait at {worker.id}, and {may_wait} may")
-
-
-def note_capacity(books: Books, worker: WorkerNode) -> None:
-    """A worker names credit to a broker: note the largest number of steps that it had room for."""
-    credit = worker.session.credit
-    most = worker.slots + credit.room(worker.now())
-    books.capacity[worker.id] = max(most, books.capacity.get(worker.id, 0))
-
-
-def note_disorder(books: Books, worker: str, until_ms: float) -> None:
-    """A message of this worker arrives twice, too late, or with the credit of an earlier time: until its next
-    heartbeats, brokers may believe in credit that it has not."""
-    books.disorder_ms[worker] = max(until_ms + ORDERED_MS, books.disorder_ms.get(worker, 0.0))
-
-
-def check_held(books: Books, worker: WorkerNode) -> None:
-    """L7: a worker has handled steps. Over all brokers, it holds at most as many as it had room for."""
-    load, most = worker.session.holdings.load, books.capacity.get(worker.id, 0)
-    books.numbers["held by workers, judged"] += books.world.now > books.disorder_ms.get(worker.id, 0.0)
-    if load > most and books.world.now > books.disorder_ms.get(worker.id, 0.0):
-        books.fail("L7 a worker holds at most what it offers", f"{load} at {worker.id}, which had room for {most}")
 
 
 def check_credit(books: Books, worker: WorkerNode, message: wire.Heartbeat) -> None:

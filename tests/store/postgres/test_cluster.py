@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.membership.cluster_rows import BrokerRow, ObservedBroker, Presence, TakeLanes
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.store.errors import InUse
 from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.cluster import FormerRun, PostgresCluster
-from stepwire_broker.store.postgres.connecting import connect
+from stepwire_broker.store.postgres.connecting import PostgresConnection, connect
 from stepwire_broker.store.postgres.failures import ConnectionLost
 from stepwire_broker.store.postgres.fence import Fence, Position
 from stepwire_broker.store.postgres.namesake import wait_until_silent
@@ -42,7 +43,11 @@ def join(server: PostgresServer, schema: str) -> Iterator[Join]:
             connection = connect(read_address(server.socket_url()), f"{broker} {name}")
             return Pipeline(connection, is_prepared=True, answer_s=answer_s)
 
-        clusters.append(PostgresCluster(open_connection, schema, broker, epoch, LEASE_MS, FormerRun(700, 55)))
+        def listen(name: str) -> PostgresConnection:
+            return connect(read_address(server.socket_url()), f"{broker} {name}")
+
+        former = FormerRun(700, 55)
+        clusters.append(PostgresCluster(open_connection, schema, broker, epoch, LEASE_MS, former, listen=listen))
         return clusters[-1]
 
     yield make
@@ -235,3 +240,39 @@ def test_a_start_does_not_wait_for_a_namesake_that_has_certainly_ended(
         join("b1", 1, host=host.identity(), pid=ended.pid, pid_started=1, lease_ms=3_600_000)
     with server.connect() as connection:
         assert wait_until_silent(connection, schema, "b1") == 0
+
+
+def test_a_notification_reaches_the_other_brokers_of_the_schema_and_no_others(
+    server: PostgresServer, schema: str, join: Join
+) -> None:
+    one, two = join("b1", 1), join("b2", 2)
+    opened = Notification(controls=True, lanes=True)  # for everything that was missed
+    assert one.receive() == opened
+    assert two.receive() == opened
+    one.beat(Presence())
+    server.sql("SELECT pg_notify('stepwire', 'no JSON')")
+    server.sql('SELECT pg_notify(\'stepwire\', \'{"schema":"another","broker":"b1","orders":[9]}\')')
+    one.notify(Notification(orders=(3,), answers=(70, 80)))
+    one.leave()
+    assert two.receive() == Notification(orders=(3,), answers=(70, 80))
+    assert two.receive() == Notification(lanes=True)
+    notify = f"SELECT pg_notify('stepwire', json_build_object('schema', '{schema}', 'broker', 'b2', 'later', 1)::text)"
+    server.sql(notify)
+    assert one.receive() == Notification()  # of a newer version; and none of its own
+
+
+def test_a_lost_connection_for_notifications_is_opened_again(server: PostgresServer, schema: str, join: Join) -> None:
+    one = join("b1", 1)
+    one.receive()
+    server.terminate_backends("b1 listen")
+    with pytest.raises(ConnectionLost):
+        one.receive()
+    assert one.receive() == Notification(controls=True, lanes=True)
+
+
+def test_a_wait_for_notifications_ends_when_its_broker_does(server: PostgresServer, schema: str, join: Join) -> None:
+    one = join("b1", 1)
+    one.receive()
+    threading.Timer(0.05, one.stop_receiving).start()
+    assert one.receive() is None
+    server.wait_for("SELECT (NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE application_name = 'b1 listen'))::int")

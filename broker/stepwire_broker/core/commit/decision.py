@@ -8,6 +8,7 @@ from stepwire_protocol.messages import BrokerMessage, Result
 from stepwire_broker.core.answers.answers import Answer
 from stepwire_broker.core.definitions.stored_rows import LeftBehind
 from stepwire_broker.core.membership.members import Conclusion
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import Command
 from stepwire_broker.core.model.level0_peer import Handout
 from stepwire_broker.core.model.live import StepBatch, StepProgress
@@ -195,6 +196,7 @@ class Decision(Struct):
     lanes_gone: list[LaneGone] = []
     conclusions: list[Conclusion] = []  # from beats
     released: list[LaneReleasable] = []
+    notifications: list[Notification] = []  # for the other brokers
 
     @property
     def is_empty(self) -> bool:
@@ -217,4 +219,5 @@ class Decision(Struct):
             or self.lanes_gone
             or self.conclusions
             or self.released
+            or self.notifications
         )

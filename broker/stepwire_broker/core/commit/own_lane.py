@@ -27,6 +27,7 @@ class OwnLane(Struct, kw_only=True):
     left_behind: LeftBehind | None  # tasks that the former owner had in memory; None: all were read
     stored_may_run: bool  # a task in the database may be able to run now: new tasks wait behind it
     stored_since_page: bool = False  # such a task was stored after the page that is being read was asked for
+    is_loading: bool = False  # a page of its tasks is being read
     release: Release | None = None  # while the lane is being given up: none of its steps is handed out
 
 

@@ -61,11 +61,13 @@ class CatalogueBook(Struct):
         """Note a change of this broker that is in the group `seq` of this lane."""
         self.own[name] = OwnControl(lane, seq)
 
-    def commit(self, lane: int, seq: int, reads: int) -> None:
-        """Note that the changes in this lane's groups up to `seq` are durable. `reads`: the number of the last read."""
-        for own in self.own.values():
-            if own.asked is None and own.lane == lane and own.seq <= seq:
-                own.asked = reads
+    def commit(self, lane: int, seq: int, reads: int) -> bool:
+        """Note that the changes in this lane's groups up to `seq` are durable, and return whether there are any.
+        `reads`: the number of the last read."""
+        durable = [own for own in self.own.values() if own.asked is None and own.lane == lane and own.seq <= seq]
+        for own in durable:
+            own.asked = reads
+        return bool(durable)
 
     def forget_before(self, read: int) -> None:
         """Forget the changes that this read has seen."""

@@ -32,6 +32,7 @@ class OrderBook(Struct):
     under_way: dict[int, OrderUnderWay] = {}  # by request
     answered: dict[int, int] = {}  # by order: the last read that was asked for before the answer was committed
     look: int | None = None  # the read that looks for orders now
+    looks_again: bool = False  # after it, because it may have begun too early
 
     def answer(self, outbox: Outbox, request: int, answer: Answer, about: Task | None = None) -> None:
         """Write the answer to an order into the group that has the effect."""
@@ -55,8 +56,8 @@ class OrderBook(Struct):
     def is_known(self, order_id: int) -> bool:
         return request_of(order_id) in self.under_way or order_id in self.answered
 
-    def commit(self, lane: int, seq: int, reads: int) -> int:
-        """Note that the answers in this lane's groups up to `seq` are durable, and return their number. `reads`: the
+    def commit(self, lane: int, seq: int, reads: int) -> list[int]:
+        """Note that the answers in this lane's groups up to `seq` are durable, and return their orders. `reads`: the
         number of the last read."""
         durable = [
             (request, order)
@@ -66,7 +67,7 @@ class OrderBook(Struct):
         for request, order in durable:
             del self.under_way[request]
             self.answered[order.id] = reads
-        return len(durable)
+        return [order.id for _, order in durable]
 
     def forget_answered(self, read: int) -> None:
         """Forget orders that were answered before this read was asked for: no later look finds them open."""

@@ -5,6 +5,7 @@ from typing import Final
 from stepwire_broker.core.answers.answers import Applied, CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.definitions.workflow import Workflow
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.commit_group import AuditPart, WorkflowNew, WorkflowOutcome
 from stepwire_broker.core.model.events import ActivateWorkflow, ApplyWorkflow, Now
 from stepwire_broker.core.state import BrokerState
@@ -63,6 +64,7 @@ def on_applied(state: BrokerState, outcome: WorkflowOutcome, now: Now) -> None:
         lane = state.outbox.lanes[min(state.outbox.lanes)]
         state.catalogue.changed((ACTIVE, full_name(workflow)), lane.number, lane.committed)
         state.catalogue.commit(lane.number, lane.committed, state.reads)
+        state.decision.notifications.append(Notification(controls=True))
     # Applying an existing version changes nothing, and does not make it the active version.
     add_workflow(state, workflow.with_id(outcome.workflow_id), event.activate and outcome.created)
     state.answer(

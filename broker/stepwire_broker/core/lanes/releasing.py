@@ -11,6 +11,7 @@ from typing import Final
 from stepwire_broker.core.commit.decision import LaneReleasable
 from stepwire_broker.core.commit.own_lane import OwnLane, Release
 from stepwire_broker.core.intake import submission
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import LaneReleased, Now, ReleaseLane
 from stepwire_broker.core.model.live import Step, WorkerSession
 from stepwire_broker.core.state import BrokerState
@@ -96,5 +97,6 @@ def _cancel_unstarted(state: BrokerState, lane: int) -> None:
 
 def on_released(state: BrokerState, event: LaneReleased, now: Now) -> None:
     """Forget the lane. Workers keep their sessions: the next owner asks them about their runs."""
+    state.decision.notifications.append(Notification(lanes=True))
     if event.lane in state.lanes:
         forget(state, event.lane, "released", f"lane {event.lane} was released to another broker", now)

@@ -14,6 +14,7 @@ from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LoadById, LoadPage
 from stepwire_broker.core.commit.id_blocks import block_of
 from stepwire_broker.core.commit.loads import AnyLoad, CommandLoad, PageLoad
+from stepwire_broker.core.commit.own_lane import OwnLane
 from stepwire_broker.core.commit.wants import handlers_in
 from stepwire_broker.core.definitions.stored_rows import Loaded, StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
@@ -56,24 +57,48 @@ _earlier: Final = msgspec.json.Decoder(list[Delivery]).decode
 
 
 def keep_loading(state: BrokerState, now: Now) -> None:
-    """Read the next page if memory has space and stored tasks may exist."""
-    if state.page_asked is not None or state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
+    """Read the next pages if memory has space and stored tasks may exist.
+
+    What former owners had in memory is read lane by lane, several lanes at once: all of it was to run now. The other
+    stored tasks compete by priority and age over all lanes, so they are read one page at a time.
+    """
+    if state.unloaded <= 0 or state.draining or now.mono < state.page_after_mono:
         return
-    free = room(state)
+    lanes = [lane for lane in state.lanes.values() if _is_left_behind(lane) and not lane.is_loading]
+    at_once = max(1, state.settings.database.pool_size - 1)  # one reader stays free for requests
+    if not lanes:
+        if not state.pages and not any(lane.is_loading for lane in state.lanes.values()):
+            _read_page(state, list(state.lanes.values()), now)
+        return
+    for lane in lanes:
+        if len(state.pages) >= at_once or not _read_page(state, [lane], now):
+            return
+
+
+def _is_left_behind(lane: OwnLane) -> bool:
+    """True if tasks that the former owner had in memory may not be loaded yet."""
+    return lane.left_behind is not None and lane.unloaded > 0
+
+
+def _read_page(state: BrokerState, lanes: list[OwnLane], now: Now) -> bool:
+    """Read the next page of these lanes. False: memory has no space for one."""
+    free = room(state) - sum(state.pages.values())
     if free <= 0 or is_full(state):
-        state.waits_for_room = True
-        make_room(state, now)
-        _read_later(state, now)
-        return
+        if not state.pages:
+            state.waits_for_room = True
+            make_room(state, now)
+            _read_later(state, now)
+        return False
     request = state.next_read()
-    state.page_asked = request
-    limit = min(PAGE_TASKS, free)
-    left_behind = {lane.number: lane.left_behind for lane in state.lanes.values()}
+    limit = state.pages[request] = min(PAGE_TASKS, free)
+    left_behind = {lane.number: lane.left_behind for lane in lanes}
     state.loads[request] = PageLoad(limit, set(left_behind))
-    for lane in state.lanes.values():
+    for lane in lanes:
+        lane.is_loading = True
         lane.stored_since_page = False
     wants = [wants for wants in sorted(state.wants) if _may_be_dispatched(state, wants, now)]
     state.decision.reads.append(LoadPage(request, limit, wants, left_behind))
+    return True
 
 
 def _may_be_dispatched(state: BrokerState, wants: str, now: Now) -> bool:
@@ -88,9 +113,9 @@ def _read_later(state: BrokerState, now: Now) -> None:
     state.timers.set(state.page_after_mono, PageDue())
 
 
-def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> None:
+def on_page(state: BrokerState, loaded: Loaded, request: int, load: PageLoad, now: Now) -> None:
     """Load a page. A page that is not full held every stored task that could run."""
-    state.page_asked = None
+    _page_ended(state, request, load)
     state.wants.update(loaded.wants)
     for number, left_behind in loaded.left_behind:
         if number not in load.gone_lanes:
@@ -99,8 +124,20 @@ def on_page(state: BrokerState, loaded: Loaded, load: PageLoad, now: Now) -> Non
         lane = state.lanes[number]
         lane.stored_may_run = len(loaded.tasks) == load.limit or lane.stored_since_page
     insert(state, loaded, load, now)
-    if not loaded.tasks:
+    if not loaded.tasks and not any(_is_left_behind(lane) for lane in state.lanes.values()):
         _read_later(state, now)
+
+
+def on_page_failed(state: BrokerState, request: int, load: PageLoad, now: Now) -> None:
+    """Read the page again after a pause."""
+    _page_ended(state, request, load)
+    _read_later(state, now)
+
+
+def _page_ended(state: BrokerState, request: int, load: PageLoad) -> None:
+    del state.pages[request]
+    for number in load.lanes - load.gone_lanes:
+        state.lanes[number].is_loading = False
 
 
 def of_own_lanes(state: BrokerState, loaded: Loaded, load: AnyLoad) -> Loaded:

@@ -18,6 +18,7 @@ from .watch import BrokerWatch, Workers, owner_of
 BEATS_A_LEASE: Final = 5
 DARK_PERCENT: Final = 94  # of the lease: two clocks may differ by 3 % each
 BEHIND_BEATS: Final = 2  # for which another broker has fewer lanes than its aim, before one is released for it
+RELEASED_PART: Final = 8  # such a part of all lanes is given up at a beat for balance, while the others are served
 OFFSETS: Final = 5  # of the last beats: a single one may have waited on its way
 OFFSET_STEP_MS: Final = 1_000
 STUCK_BEATS: Final = 3  # at which a lane of a dead broker could not be taken, because a transaction holds it
@@ -80,6 +81,8 @@ class Members:
         self._free: dict[int, FreeLane] = {}
         self._given: dict[int, int] = {}  # by lane that was released: its last own epoch
         self._is_taking = False  # a take was decided and its outcome is not known
+        self._counts_from_mono = begun_mono  # an earlier beat does not count as one of several in a row
+        self._counted = 1  # 1 if the present beat counts
         self._workers = Workers(begun_mono)
         self._offsets: deque[int] = deque(maxlen=OFFSETS)
         self.offset_ms = 0  # the clock of the database minus the clock of this host, where they differ
@@ -127,6 +130,7 @@ class Members:
         if self.is_dark(beaten.received_mono):
             conclusion.dark_ms = beaten.received_mono - self.dark_mono
         self.dark_mono = max(self.dark_mono, beaten.sent_mono + self._silence_ms)
+        self._count(beaten.sent_mono)
         self.rows, self.lanes = beaten.brokers, beaten.lanes
         self._note_offset(beaten.offset_ms)
         self._watch.look(beaten)
@@ -139,6 +143,12 @@ class Members:
         self._take(beaten, own, served, share, conclusion)
         self._release(own, served, share, conclusion)
         return conclusion
+
+    def _count(self, sent_mono: int) -> None:
+        """A notification makes a beat early. Such a beat does not count where several in a row stand for a time."""
+        self._counted = int(sent_mono >= self._counts_from_mono)
+        if self._counted:
+            self._counts_from_mono = sent_mono + self._lease_ms // BEATS_A_LEASE // 2
 
     def _note_offset(self, offset_ms: int) -> None:
         """Follow the database's clock in steps. A smaller difference is the delay of a trip: a wall clock that moved
@@ -241,11 +251,11 @@ class Members:
         before = self._free.get(lane.lane)
         if before is None or before.epoch != lane.epoch:
             return FreeLane(lane.epoch, mono, 1)
-        return before._replace(beats=before.beats + 1)
+        return before._replace(beats=before.beats + self._counted)
 
     def _release(self, own: OwnLanes, served: set[int], share: Share, conclusion: Conclusion) -> None:
-        """Release every lane if this broker does not count and another one does. Otherwise release at most one, for a
-        broker that has had fewer lanes than its aim for two beats, and has no free lane to take."""
+        """Release every lane if this broker does not count and another one does. Otherwise release lanes above the own
+        aim for brokers that have had fewer lanes than theirs for two beats, and have no free lane to take."""
         staying = [lane for lane in own.served if lane in served and lane not in own.leaving]
         if self._broker not in share.held:
             self._behind = {}
@@ -253,11 +263,14 @@ class Members:
                 conclusion.releases = staying
             return
         missing = {broker: share.aims[broker] - share.held[broker] for broker in share.takers if broker != self._broker}
-        self._behind = {broker: self._behind.get(broker, 0) + 1 for broker, lanes in missing.items() if lanes > 0}
+        self._behind = {
+            broker: self._behind.get(broker, 0) + self._counted for broker, lanes in missing.items() if lanes > 0
+        }
         wanted = sum(missing[broker] for broker, beats in self._behind.items() if beats >= BEHIND_BEATS)
-        on_the_way = len(self._free) + len(own.leaving & served)
-        if share.held[self._broker] > share.aims[self._broker] and wanted > on_the_way:
-            conclusion.releases = staying[:1]
+        leaving = len(own.leaving & served)
+        surplus = share.held[self._broker] - share.aims[self._broker]
+        several = max(1, len(self.lanes) // RELEASED_PART)
+        conclusion.releases = staying[: max(0, min(several, surplus, wanted - len(self._free) - leaving))]
 
 
 def version_of(text: str) -> tuple[int, ...]:

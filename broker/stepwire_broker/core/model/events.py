@@ -16,6 +16,7 @@ from stepwire_broker.core.definitions.settings import ExecutionSettings, QuotaSe
 from stepwire_broker.core.definitions.stored_rows import Loaded, Payloads, StoredControl, TakenLane
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.membership.cluster_rows import Beaten
+from stepwire_broker.core.membership.notifications import Notification
 
 from .commit_group import Outcome
 from .principal import PROCESS, Grant
@@ -376,6 +377,7 @@ Event: TypeAlias = (
     | CatalogueRead
     | LoadFailed
     | Beaten
+    | Notification
     | LanesTaken
     | ReleaseLane
     | LaneReleased

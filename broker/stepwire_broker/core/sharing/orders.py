@@ -14,6 +14,7 @@ from stepwire_broker.core.answers.answers import CommandRefused
 from stepwire_broker.core.answers.hints import Hint, HintCode
 from stepwire_broker.core.commit.decision import LookAround, OrderToStore, WaitElsewhere
 from stepwire_broker.core.deployment.order_book import OrderUnderWay, request_of
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.events import AwaitTask, Command, CommandOfOperator, FoundOrder, LookedAround, Now
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.timer_kinds import LookDue
@@ -81,11 +82,20 @@ def look(state: BrokerState, now: Now) -> None:
 
 
 def look_now(state: BrokerState) -> None:
-    """Look at once: another broker said that there are orders."""
+    """Look at once, unless a look is under way."""
     book = state.orders
     if book.look is None:
         book.look = state.next_read()
+        book.looks_again = False
         state.decision.reads.append(LookAround(book.look, tuple(state.outbox.lanes)))
+
+
+def on_notified(state: BrokerState, event: Notification, now: Now) -> None:
+    """Look for what another broker has stored a moment ago. A look that is under way may have begun before that."""
+    if event.controls or not state.outbox.lanes.keys().isdisjoint(event.orders):
+        is_looking = state.orders.look is not None
+        look_now(state)
+        state.orders.looks_again = is_looking
 
 
 def on_looked(state: BrokerState, event: LookedAround, now: Now, handle: Handle) -> None:
@@ -99,6 +109,8 @@ def on_looked(state: BrokerState, event: LookedAround, now: Now, handle: Handle)
             _carry_out(state, order, now, handle)
     book.forget_answered(event.request)
     catalogue.on_revision(state, event.revision)
+    if book.looks_again:
+        look_now(state)
 
 
 def _carry_out(state: BrokerState, order: FoundOrder, now: Now, handle: Handle) -> None:
@@ -114,10 +126,11 @@ def _carry_out(state: BrokerState, order: FoundOrder, now: Now, handle: Handle) 
 
 
 def on_committed(state: BrokerState, lane: int, seq: int) -> None:
-    if state.orders.under_way:
-        state.counters.orders_answered += state.orders.commit(lane, seq, state.reads)
-    if state.catalogue.own:
-        state.catalogue.commit(lane, seq, state.reads)
+    if state.orders.under_way and (answered := state.orders.commit(lane, seq, state.reads)):
+        state.counters.orders_answered += len(answered)
+        state.decision.notifications.append(Notification(answers=tuple(answered)))
+    if state.catalogue.own and state.catalogue.commit(lane, seq, state.reads):
+        state.decision.notifications.append(Notification(controls=True))
 
 
 def refuse_for(state: BrokerState, task_id: int) -> None:

@@ -36,7 +36,10 @@ def upgrade(settings: DatabaseSettings, *, changes: bool = True) -> Upgrade:
             if changes:
                 create_tables(connection, schema, settings.lanes)
             return Upgrade(schema, version, None, made=changes, is_needed=True)
-        before = migrating.migrate(connection, schema, changes=changes)
+        before = migrating.read_versions(connection, schema)
+        if before.schema < version and changes:
+            with closing(connect_first(address, "stepwire: upgrade")) as guard:
+                before = migrating.migrate(connection, schema, guard)
     if before.schema > version:
         migrating.refuse_version(schema, before)
     return Upgrade(schema, version, before.schema, made=False, is_needed=before.schema < version)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,12 +16,15 @@ from stepwire_protocol import host
 
 from stepwire_broker.core.definitions.stored_rows import TakenLane
 from stepwire_broker.core.membership.cluster_rows import Beaten, BrokerRow, LaneOwner, Presence, TakeLanes
+from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.store.clocks import read_clocks
 from stepwire_broker.store.ports import IDS_AT_START
 from stepwire_broker.store.rows import NO_TASKS, counts_by_lane
 
+from .connecting import PostgresConnection
 from .failures import ConnectionLost, StatementFailed
 from .namesake import BrokerProcess
+from .notifying import Notifying, PostgresListener
 from .ownership import Ownership, TakenEnd
 from .pipeline import BEGIN, COMMIT, ROLLBACK, Pipeline, Statement, StatementCall
 from .statements import ColdStatements, reserved_ids
@@ -58,7 +62,8 @@ class FormerRun(NamedTuple):
 
 
 class PostgresCluster:
-    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time."""
+    """The port `Cluster` of store/ports.py. `connect` opens a connection under this name, for answers within a time.
+    `listen` opens one that receives notifications; None: there is none."""
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class PostgresCluster:
         former: FormerRun | None = None,
         *,
         trusts_failover: bool = False,
+        listen: Callable[[str], PostgresConnection] | None = None,
     ) -> None:
         self.lease_ms = lease_ms
         self._connect = connect
@@ -88,6 +94,10 @@ class PostgresCluster:
         self._lock_lane = Statement("wait_for_lane", _LOCK_LANE.format(schema=schema))
         self._block = -1  # the highest number of a block that was reported
         self._pipeline: Pipeline | None = None
+        self._notifying = Notifying(schema, broker)
+        self._listener = None
+        if listen is not None:
+            self._listener = PostgresListener(partial(listen, "listen"), self._notifying.read)
 
     def beat(self, presence: Presence) -> Beaten:
         sent = read_clocks()
@@ -177,8 +187,25 @@ class PostgresCluster:
             return self._ownership.release(pipeline, lane, epoch, to)
 
     def leave(self) -> None:
+        notify = self._notifying.in_transaction(Notification(lanes=True))
         with closing(self._connect("end", BEAT_S)) as pipeline:
-            pipeline.run([BEGIN, self._ownership.leave(), StatementCall(self._leave, self._run), COMMIT])
+            pipeline.run([BEGIN, self._ownership.leave(), StatementCall(self._leave, self._run), notify, COMMIT])
+
+    def notify(self, notification: Notification) -> None:
+        if self._pipeline is None:
+            return  # the database is away; a beat connects again
+        try:
+            self._pipeline.run(self._notifying.trip(notification))
+        except (ConnectionLost, StatementFailed):
+            self.close()
+            raise
+
+    def receive(self) -> Notification | None:
+        return None if self._listener is None else self._listener.receive()
+
+    def stop_receiving(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def close(self) -> None:
         if self._pipeline is not None:

@@ -20,7 +20,7 @@ from .address import PostgresAddress, read_address
 from .cluster import FormerRun, PostgresCluster, own_process
 from .connecting import PostgresConnection, connect, connect_first
 from .failures import ConnectionLost, StatementFailed
-from .listening import check_listening
+from .listening import check_listening, read_listen_address
 from .namesake import wait_until_silent
 from .orders import PostgresOrders
 from .pipeline import ANSWER_S, Pipeline
@@ -125,6 +125,7 @@ def open_database(
             broker_lease_ms,
             FormerRun(lease_ms_before, unproven_ms),
             trusts_failover=settings.lost_commits == "stop_if_seen",
+            listen=_listen_by(settings, address, application, is_pooled=facts.is_pooled),
         )
         members = Members(broker_id, epoch, VERSION, broker_lease_ms, begun_mono)
         lanes = _take(cluster, members)
@@ -137,6 +138,16 @@ def open_database(
     readers = PostgresReaders(address, settings.pool_size, PostgresQueries, schema=schema, is_prepared=is_prepared)
     orders = PostgresOrders(partial(pipeline, "orders"), schema)
     return PostgresDatabase(opened, open_lane, readers, orders, cluster)
+
+
+def _listen_by(
+    settings: DatabaseSettings, address: PostgresAddress, application: str, *, is_pooled: bool
+) -> Callable[[str], PostgresConnection] | None:
+    """Return how to connect for notifications. None: only through a pooler, which does not pass them on."""
+    listen_address = read_listen_address(settings)
+    if listen_address is None and is_pooled:
+        return None
+    return lambda name: connect(listen_address or address, f"{application} {name}")
 
 
 def check_server_of(settings: DatabaseSettings) -> ServerFacts:
@@ -156,7 +167,9 @@ def check(settings: DatabaseSettings) -> str:
             if facts.schema_exists and has_tables(connection, schema):
                 check_tables(connection, schema, settings.lanes)
     check_listening(settings)
-    return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}"
+    by_looks = _listen_by(settings, address, "", is_pooled=facts.is_pooled) is None
+    pooled = ", through a pooler; without database.listen_url, brokers get no notifications" if by_looks else ""
+    return f"PostgreSQL {facts.version_text} at {address.shown}, schema {schema}{pooled}"
 
 
 def _facts(address: PostgresAddress, schema: str, settings: DatabaseSettings) -> ServerFacts:

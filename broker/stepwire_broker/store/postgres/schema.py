@@ -49,7 +49,7 @@ def creation(schema: str, lanes: int = LANES, first: int = LANE, *, with_schema:
         f"SET LOCAL search_path TO {schema};",
         TABLES.rstrip(),
         f"INSERT INTO lanes (id) SELECT generate_series({first}, {first + lanes - 1});",
-        migrating.statements_after(migrating.FIRST).rstrip(),
+        migrating.creation_after_first().rstrip(),
         _FIRST_COMMITS,
     ]
     return "\n".join(part for part in parts if part) + "\n"

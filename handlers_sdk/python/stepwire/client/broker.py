@@ -28,6 +28,10 @@ class BrokerCalls(Calls):
         document: dict[str, Any] = msgspec.json.decode(answer.body)
         return document
 
+    def orchestration(self) -> dict[str, Any]:
+        """The health of the broker's stages: `{"status", "reason", "executor_pools", "database", …}`."""
+        return self._transport.get("/health/orchestration")
+
     def brokers(self) -> dict[str, Any]:
         """The brokers of the deployment: `{"broker", "epoch", "controls_revision", "brokers"}`."""
         return self._transport.get("/v1/brokers")

@@ -1,0 +1,1 @@
+"""Proof on real processes: several brokers on one PostgreSQL, with every kind of worker, under faults."""
