@@ -348,9 +348,18 @@ class Outbox:
                     is_done = False
                     yield held.popleft()[1]
             several = self._held
-            while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
+            while several and _is_durable(several[0][0]):
                 is_done = False
                 yield several.popleft()[1]
+            if several and any(lane.stalled is not None for lane in self.lanes.values()):
+                # The first of them may wait for a lane that cannot be written. It delays no send of other lanes.
+                self._held = deque()
+                for barriers, send in several:
+                    if _is_durable(barriers):
+                        is_done = False
+                        yield send
+                    else:
+                        self._held.append((barriers, send))
 
     def __len__(self) -> int:
         return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
@@ -363,6 +372,10 @@ class Outbox:
             if lane.held:
                 return True
         return False
+
+
+def _is_durable(barriers: list[tuple[LaneState, int]]) -> bool:
+    return all(lane.committed >= awaited for lane, awaited in barriers)
 
 
 def _lanes_of(send: Send) -> set[int]:
