@@ -277,11 +277,6 @@ class Outbox:
         return not any(each is lane for barriers, _ in self._held for each, _ in barriers)
 
     @property
-    def is_any_idle(self) -> bool:
-        """True if the next group of a lane can be handed to its writer now."""
-        return any(lane.is_idle for lane in self.lanes.values())
-
-    @property
     def stalled(self) -> StallCode | None:
         """Return why nothing can be written now. None if at least one lane can be written."""
         codes = [lane.stalled for lane in self.lanes.values()]
