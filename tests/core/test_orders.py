@@ -4,6 +4,7 @@ The other broker is played by the test: it stores the order, and reads the answe
 """
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,6 +33,14 @@ ANN = {"by": "ann", "via": "token", "request_id": "9.5"}  # the client of anothe
 def shared(**members: object) -> World:
     """A broker that owns the first of two lanes."""
     return World(lanes=2, own=[LANE], **members)  # type: ignore[arg-type]
+
+
+def submitted(document: dict[str, Any]) -> tuple[World, int]:
+    """Such a broker with one stored task. From here on the test says when a group is committed."""
+    world = shared()
+    task_id = world.task(document)
+    world.auto = False
+    return world, task_id
 
 
 def kinds(world: World, task_id: int) -> list[str]:
@@ -86,12 +95,7 @@ def test_every_command_on_a_task_or_step_has_a_form_as_an_order() -> None:
 
 
 def test_the_answer_to_an_order_is_in_the_transaction_of_its_effect() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     order = world.order(CancelTask, task_id=task_id, reason="sold out", **ANN)
     world.look()
     group = world.groups[-1]
@@ -115,12 +119,7 @@ def test_the_history_and_the_audit_name_the_author_of_an_order() -> None:
 
 
 def test_an_order_that_is_found_again_before_its_commit_is_carried_out_once() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     world.order(PauseTask, task_id=task_id, **ANN)
     for _ in range(3):
         world.look()
@@ -198,12 +197,7 @@ def test_an_order_whose_effect_the_database_refuses_is_refused() -> None:
 
 
 def test_orders_in_the_group_after_a_refused_one_are_refused_with_their_task() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     first = world.order(PauseTask, task_id=task_id, **ANN)
     world.rows.refuses = {task_id}
     world.look()
@@ -216,12 +210,7 @@ def test_orders_in_the_group_after_a_refused_one_are_refused_with_their_task() -
 
 
 def test_an_order_that_meets_a_stalled_lane_stays_open_and_is_carried_out_later() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     world.ask(PauseTask, task_id=task_id)
     world.stall()
     order = world.order(CancelTask, task_id=task_id, **ANN)
@@ -234,12 +223,7 @@ def test_an_order_that_meets_a_stalled_lane_stays_open_and_is_carried_out_later(
 
 
 def test_a_broker_that_is_killed_before_the_commit_leaves_the_order_to_the_next_owner() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     order = world.order(CancelTask, task_id=task_id, **ANN)
     world.look()
     assert world.groups[-1].orders_answered

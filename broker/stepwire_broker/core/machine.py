@@ -109,17 +109,21 @@ class Machine:
     def dispatch(self, now: Now) -> None:
         """Hand out ready steps. Their rows are part of the groups that `next_group` returns.
 
-        A batch holds all steps that became ready while the writers of all lanes were busy. A full batch is handed out
-        while they are still busy.
+        A batch holds all steps that became ready while their lane's writer was busy. A full batch is handed out while
+        the writer is still busy.
         """
         state = self.state
         if darkness.is_dark(state, now):
             return
-        is_idle = state.outbox.is_any_idle
-        placement.dispatch(state, now, whole_batches=not is_idle)
-        if is_idle and state.level0.peers:
+        lanes = state.outbox.lanes
+        idle = [number for number, lane in lanes.items() if lane.is_idle]
+        if idle:
+            placement.dispatch(state, now, idle if len(idle) < len(lanes) else None)
+        if len(idle) < len(lanes):
+            placement.dispatch(state, now, whole_batches=True)
+        if idle and state.level0.peers:
             level0_placement.dispatch(state, now)
-        if is_idle and state.shadows.wanted:
+        if idle and state.shadows.wanted:
             copies.send_wanted(state, now)
 
     def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
