@@ -82,18 +82,16 @@ class Place(NamedTuple):
 
     def work(self, file: str = "worker.py", **environ: str) -> "subprocess.Popen[str]":
         """Start a worker and wait until this place's broker lists it."""
-        process = subprocess.Popen(
+        endpoints = {
+            "STEPWIRE_STEPS": "ipc://.stepwire/steps.sock",
+            "STEPWIRE_RESULTS": "ipc://.stepwire/results.sock",
+        }
+        process = forked.start(
             [sys.executable, file],
-            cwd=self.directory,
-            env={
-                **self.environ,
-                "STEPWIRE_STEPS": "ipc://.stepwire/steps.sock",
-                "STEPWIRE_RESULTS": "ipc://.stepwire/results.sock",
-                **environ,
-            },
+            self.directory,
+            {**self.environ, **endpoints, **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
         def is_listed() -> bool:

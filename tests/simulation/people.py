@@ -288,7 +288,7 @@ class People:
                     world.quieted.add(worker.id)
                     self.command(
                         lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5),  # type: ignore[misc]
-                        self._home(worker.number),
+                        self.home(worker.number),
                     )
             case "operator_pause":
                 self.command(lambda r: PauseTask(r, task_id))
@@ -319,7 +319,7 @@ class People:
         if self.world.faults.strikes("operator_breaker", number):
             handler = HANDLERS[int(luck * len(HANDLERS))]
             state: Any = "open" if luck * 100 % 1 < 0.6 else "closed"
-            home = self._home(HANDLERS.index(handler))
+            home = self.home(HANDLERS.index(handler))
             self.command(lambda r: SetBreaker(r, handler, state, "an operator decided it"), home)
             self.world.schedule.after(500.0 + 9_000.0 * size, self._release_breaker, handler, home)
 
@@ -359,7 +359,7 @@ class People:
         self._unanswered += 1
         Asking(self.world, self.chance, make, self._command_answered, at)
 
-    def _home(self, number: int) -> "Callable[[], BrokerNode]":
+    def home(self, number: int) -> "Callable[[], BrokerNode]":
         """The broker that gets every command on this worker or handler: a broker knows no control that an operator has
         set at another one since its start."""
         brokers = self.world.brokers

@@ -149,6 +149,8 @@ class PostgresLoading(PostgresReading):
         return [task_id for _, task_id in rows]
 
     def _tasks(self, condition: str, order: str, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredTask]:
+        if not task_ids:
+            return []  # as most looks for work end
         return self.rows(
             StoredTask,
             f"SELECT {_TASK} FROM tasks WHERE id = ANY (%(ids)s::bigint[]) AND {condition} ORDER BY {order}",  # noqa: S608
@@ -159,6 +161,8 @@ class PostgresLoading(PostgresReading):
 
     def _steps_in_order(self, tasks: list[StoredTask], resident_bytes_max: int) -> list[StoredStep]:
         """Return the steps in the order of the tasks, and by position."""
+        if not tasks:
+            return []
         steps = self.rows(
             StoredStep,
             f"SELECT {_STEP} FROM steps WHERE task_id = ANY (%(ids)s::bigint[]) ORDER BY task_id, position",  # noqa: S608
