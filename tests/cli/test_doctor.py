@@ -243,3 +243,14 @@ def test_the_doctor_names_workers_that_miss_a_broker_or_serve_their_brokers_in_t
     assert finding.text == "w and 1 more have no session with the broker b2, whose steps do not reach it"
     (finding,) = doctor.of_brokers([{"worker": "w", **usual, "slots": 1, "prefetch": 0}])
     assert finding.text == "w has fewer slots than brokers, and serves them in turn"
+
+
+def test_the_doctor_names_the_stage_that_makes_no_progress() -> None:
+    member = {"id": "lane-3", "reason": "no heartbeat for 41000 ms"}
+    pools = {"task_claimer": {"members": [{"id": "lane-1", "reason": None}, member]}}
+    health = {"status": "unhealthy", "reason": "2 of 5 members are healthy", "executor_pools": pools}
+    finding = doctor.of_stages(health)
+    assert finding.state == "red"
+    assert finding.text == ("unhealthy: 2 of 5 members are healthy (task_claimer lane-3: no heartbeat for 41000 ms)")
+    assert doctor.of_stages({**health, "status": "degraded"}).state == "warning"
+    assert doctor.of_stages({**health, "status": "healthy"}).state == "ok"
