@@ -280,3 +280,14 @@ def test_each_reason_of_a_broker_that_accepts_no_work_has_a_meaning() -> None:
     )
     assert readiness_texts.with_meaning("new_reason") == "new_reason"
     assert set(get_args(StallCode)) <= set(readiness_texts.MEANINGS)
+
+
+def test_the_doctor_names_the_stage_that_makes_no_progress() -> None:
+    member = {"id": "lane-3", "reason": "no heartbeat for 41000 ms"}
+    pools = {"task_claimer": {"members": [{"id": "lane-1", "reason": None}, member]}}
+    health = {"status": "unhealthy", "reason": "2 of 5 members are healthy", "executor_pools": pools}
+    finding = doctor.of_stages(health)
+    assert finding.state == "red"
+    assert finding.text == ("unhealthy: 2 of 5 members are healthy (task_claimer lane-3: no heartbeat for 41000 ms)")
+    assert doctor.of_stages({**health, "status": "degraded"}).state == "warning"
+    assert doctor.of_stages({**health, "status": "healthy"}).state == "ok"
