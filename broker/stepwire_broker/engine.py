@@ -23,6 +23,7 @@ from .coordinator.coordinator import Coordinator
 from .core import letters, overview
 from .core.answers.answers import Answer, CommandRefused
 from .core.answers.hints import Hint, HintCode
+from .core.backlog.unroutable import Unroutable
 from .core.definitions.settings import ExecutionSettings, QuotaSettings, Settings, listed
 from .core.definitions.workflow import Workflow, stored_workflow
 from .core.lanes import darkness
@@ -47,7 +48,6 @@ from .core.overview import ExecutorView, WorkerView
 from .core.routing.router import Router, RulesRefused, check, hidden
 from .core.routing.runtime_rules import stored_rules
 from .core.state import BrokerState, Identity
-from .core.unroutable import Unroutable
 from .core_loop import CoreLoop
 from .erasures import Erasures
 from .errors import BrokerError

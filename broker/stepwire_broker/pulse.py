@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from .core.backlog.unroutable import Unroutable, find_unroutable
 from .core.machine import Machine
 from .core.model.commit_group import Broken, Stalled
 from .core.model.events import Event, LoopWasLate, Tick
 from .core.model.figures import Histogram
-from .core.unroutable import Unroutable, find_unroutable
 from .store.clocks import read_clocks
 
 log = structlog.get_logger("stepwire.broker")

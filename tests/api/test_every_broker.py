@@ -276,6 +276,19 @@ def lists_the_same_lanes(brokers: Brokers, tasks: Tasks) -> None:
         assert {one["broker"] for one in each if one["open_steps"] is not None} == {own}
 
 
+def counts_the_steps_of_both(brokers: Brokers, tasks: Tasks) -> None:
+    """The steps are in the memory of the owner, which tells the other broker with its next beats."""
+    body = {"name": "counted", "steps": [{"name": "a", "handler_class": "shop.counted"}]}
+    assert brokers.owner.call("POST", "/v1/workflows", body).status == 201
+    assert brokers.owner.call("POST", "/v1/tasks/batch", {"tasks": [{"workflow": "counted"}] * 3}).status == 201
+
+    def figures(api: Api) -> tuple[int, int, int]:
+        found = api.call("GET", "/v1/backlog?handler_class=shop.counted&slots=2").json
+        return found["waiting"], found["stored"], found["wanted_workers"]
+
+    eventually(lambda: [figures(api) for api in brokers.both] == [(3, 0, 2)] * 2)
+
+
 def keeps_a_session_at_its_broker(call: str) -> Check:
     def check(brokers: Brokers, tasks: Tasks) -> None:
         poller = Poller(brokers.owner, "shop.never")
@@ -355,6 +368,7 @@ TABLE: Final[dict[str, Same | Command | Own | Check]] = {
     "listShadows": Own("/v1/shadows", "each broker compares the copies of its own steps"),
     "listBreakers": Own("/v1/breakers", "a breaker opens at each broker by the failures that the broker has seen"),
     "setBreaker": forces_a_breaker_of_both,
+    "getBacklog": counts_the_steps_of_both,
     "listBrokers": lists_the_same_brokers,
     "listLanes": lists_the_same_lanes,
     "moveLane": Same(("/v1/lanes/1/move", "/v1/lanes/2/move", "/v1/lanes/99/move"), "POST", {"to": "b9"}),
@@ -366,6 +380,7 @@ TABLE: Final[dict[str, Same | Command | Own | Check]] = {
     "streamBusMessages": Own("/v1/tap", "the bus of each broker has its own messages", is_document=False),
     "getMetrics": Own("/metrics", "the figures of the broker itself", is_document=False),
     "getOpenapi": Same(("/openapi.json",)),
+    "getOrchestrationHealth": Own("/health/orchestration", "the stages of the broker itself", is_document=False),
     "checkReadiness": Own("/readyz", "whether the broker itself accepts work", is_document=False),
     "checkLiveness": Same(("/livez",)),
 }

@@ -37,8 +37,11 @@ def figures(load: int, copies: int, **members: Any) -> CopyFigures:
         (figures(1, 1), LATER, 0, ChangeReason.STEADY),  # the last copy stays while it has a step
         (figures(20, 2, other_slots=12), None, 0, ChangeReason.STEADY),  # workers of others take the rest
         (figures(24, 2, other_slots=12), None, 1, ChangeReason.BUSY),
+        (figures(1, 1, other_slots=4), LATER, 0, ChangeReason.STEADY),  # the other autoscaler may end its copy now
+        (figures(0, 1, other_slots=4), LATER, -1, ChangeReason.IDLE),
         (figures(50, 0, slots_per_copy=None), None, 1, ChangeReason.BUSY),  # it names its slots
         (figures(0, 0, unfit=7), None, 0, ChangeReason.NO_TAKER),
+        (figures(9, 1, are_other_workers=True), LATER, 0, ChangeReason.NO_TAKER),
         (figures(0, 12), LATER, -1, ChangeReason.IDLE),
     ],
 )
@@ -107,3 +110,19 @@ def test_two_autoscalers_exceed_what_the_backlog_needs_by_at_most_a_step(load: i
         if not any(changes):
             break
     assert sum(connected) * slots >= load
+
+
+@given(st.integers(0, 60), st.integers(1, 8), st.lists(st.integers(0, 12), min_size=2, max_size=2))
+def test_two_autoscalers_that_shrink_at_the_same_moment_leave_a_slot_for_every_step(
+    load: int, slots: int, copies: list[int]
+) -> None:
+    limits = CopyLimits(0, 1_000, 4, 0)
+    load = min(load, sum(copies) * slots)
+    for _ in range(30):
+        changes = [
+            decide(limits, figures(load, copies[n], slots_per_copy=slots, other_slots=copies[1 - n] * slots), 0).change
+            for n in (0, 1)
+        ]
+        assert max(changes) <= 0
+        copies = [have + change for have, change in zip(copies, changes, strict=True)]
+        assert sum(copies) * slots >= load

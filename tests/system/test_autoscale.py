@@ -221,6 +221,16 @@ def test_steps_that_the_labels_do_not_fit_start_no_copy_and_the_reason_is_printe
     assert scaler.of("grown") == []
 
 
+def test_copies_that_do_not_offer_the_handler_are_not_multiplied(site: Site) -> None:
+    submit(site, "other", 9)
+    command = handlers(site, "other", "scaled.another", 1)
+    scaler = autoscale(site, "other", "scaled.other", command, "--slots", "1", "--step", "1")
+    (event,) = scaler.await_event("other")
+    assert "none of them offers the handler with these labels" in event["text"]
+    assert scaler.end() == 0
+    assert scaler.of("grown")[-1]["copies"] <= 3  # of ten
+
+
 def test_a_wrong_token_is_refused_at_the_start(site: Site) -> None:
     words = [sys.executable, "-m", "stepwire", "worker", "autoscale", "--url", site.url, "--handler", "x", "--", "true"]
     program = site.start("autoscale-denied", words, {"STEPWIRE_TOKEN": "wrong"})

@@ -7,6 +7,7 @@ from stepwire_broker.audit_trail import AuditTrail
 from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.coordinator.coordinator import Coordinator
 from stepwire_broker.core.answers.answers import Answer
+from stepwire_broker.core.backlog.unroutable import Unroutable
 from stepwire_broker.core.definitions.settings import Settings
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.model.events import Command, Now
@@ -14,7 +15,6 @@ from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.principal import PROCESS, Grant
 from stepwire_broker.core.overview import ExecutorView, WorkerView
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.unroutable import Unroutable
 from stepwire_broker.erasures import Erasures
 from stepwire_broker.loop_measures import Measures
 from stepwire_broker.store.queries import Queries

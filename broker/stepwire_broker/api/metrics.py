@@ -13,9 +13,8 @@ from stepwire_broker.bus.counters import WireCounters
 from stepwire_broker.core.guards.breaker import BreakerPhase
 from stepwire_broker.core.guards.guard import Guard
 from stepwire_broker.core.model.events import Now
-from stepwire_broker.core.model.figures import DURATION_S, Histogram
+from stepwire_broker.core.model.figures import Histogram
 from stepwire_broker.core.overview import ExecutorView
-from stepwire_broker.loop_measures import COMMIT_S, GROUP_ROWS, LOOP_LAG_S
 from stepwire_broker.loop_measures import Measures as LoopMeasures
 from stepwire_broker.posture import INSECURE
 
@@ -26,7 +25,7 @@ from .connections import HttpConnections
 from .core_views import CoreFigures
 from .engine_port import EnginePort
 from .http import HttpCall
-from .metric_text import Labels, Value, metric_text, number
+from .metric_text import Labels, Value, metric_text
 from .pool_metrics import POOL_METRICS, PoolGauged, ReadPools
 from .replies import Reply
 from .request_counts import RequestCounts
@@ -383,7 +382,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "1 while the broker drains and accepts no new work.",
         lambda m: int(m.core.is_draining),
     ),
-    *(Metric(one.name, one.kind, (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
+    *(Metric(one.name, one.kind, one.labels, one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
     *(Metric(one.name, one.kind, one.labels, one.help, _of_pools(one.read)) for one in POOL_METRICS),
     Metric(
         "stepwire_broker_info",
@@ -567,39 +566,3 @@ def _shadows(m: Measured) -> list[tuple[Labels, int]]:
 
 def _age_s(since_ms: int, now: Now) -> float:
     return max(0, now.wall - since_ms) / 1000
-
-
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
-def page() -> str:
-    """docs/reference/metrics.md"""
-    lines = [
-        "# Metrics",
-        "",
-        "`GET /metrics`, with a token like every route, in the text format of Prometheus. Generated from the table in",
-        "`stepwire_broker/api/metrics.py` by `python -m stepwire_broker.api.reference`.",
-        "",
-        "Counters begin at 0 with each start of the broker. A series appears when it has something to count.",
-        "",
-        "| name | kind | labels | meaning |",
-        "|---|---|---|---|",
-    ]
-    for metric in METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    bounds = [
-        "",
-        "| histogram | upper bounds |",
-        "|---|---|",
-        *(f"| `{name}` | {', '.join(map(number, bounds))} |" for name, bounds in _BOUNDS.items()),
-    ]
-    return "\n".join([*lines, *bounds, ""])
-
-
-_BOUNDS: Final = {
-    "stepwire_commit_duration_seconds": COMMIT_S,
-    "stepwire_group_rows": GROUP_ROWS,
-    "stepwire_loop_lag_seconds": LOOP_LAG_S,
-    "stepwire_executor_duration_seconds": DURATION_S,
-}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from . import http_page, metrics
+from . import http_page, metrics_page
 
-PAGES: Final[dict[str, Callable[[], str]]] = {"http.md": http_page.page, "metrics.md": metrics.page}
+PAGES: Final[dict[str, Callable[[], str]]] = {"http.md": http_page.page, "metrics.md": metrics_page.page}
 
 
 def write(directory: Path) -> None:

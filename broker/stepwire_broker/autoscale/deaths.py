@@ -37,7 +37,11 @@ class DeathReports:
             self._pub.connect(link.results)  # now, because a connection takes longer than a report may
 
     def report(self, worker: str) -> None:
-        self._pub.send(codec.frame(topics.WORKERS, Gone(v=VERSION, worker=worker)), zmq.DONTWAIT)
+        """Send one report. A report that is lost is no harm: the broker finds the death by itself, some time later."""
+        try:
+            self._pub.send(codec.frame(topics.WORKERS, Gone(v=VERSION, worker=worker)), zmq.DONTWAIT)
+        except zmq.ZMQError:
+            pass
 
     def close(self) -> None:
         self._pub.close()

@@ -23,7 +23,7 @@ class ChangeReason(StrEnum):
     STARTING = "starting"  # busy: the copies that are starting come first
     COOLING_DOWN = "cooling_down"  # idle: the last change was too short a time ago
     LEAVING = "leaving"  # idle: the copy that is leaving comes first
-    NO_TAKER = "no_taker"  # steps of the handlers wait, and these workers do not get them
+    NO_TAKER = "no_taker"  # steps wait, and these workers do not get them
 
 
 class CopyLimits(Struct, frozen=True):
@@ -48,6 +48,7 @@ class CopyFigures(Struct, frozen=True):
     slots_per_copy: int | None = None
     other_slots: int = 0
     unfit: int = 0  # steps that wait and that workers of this kind do not get
+    are_other_workers: bool = False  # the copies do not offer the handlers, or lack the labels
 
 
 class ChangeDecision(Struct, frozen=True):
@@ -62,6 +63,8 @@ def decide(limits: CopyLimits, seen: CopyFigures, since_change_ms: int | None) -
     needed = copies_needed(seen)
     if seen.copies < limits.least:
         return ChangeDecision(min(limits.least - seen.copies, limits.step), ChangeReason.BELOW_MIN)
+    if needed > seen.copies and seen.are_other_workers:
+        return ChangeDecision(0, ChangeReason.NO_TAKER)
     if needed > seen.copies:
         return _growing(limits, seen, needed)
     wanted = max(needed, limits.least)
@@ -97,5 +100,8 @@ def _shrinking(limits: CopyLimits, seen: CopyFigures, since_change_ms: int | Non
 
 
 def _is_idle(seen: CopyFigures) -> bool:
-    slots = seen.copies * (seen.slots_per_copy or 1) + seen.other_slots
-    return seen.load < DOWN_FROM * TARGET * slots
+    """Another autoscaler may end a copy at the same moment, so that two copies must be dispensable."""
+    per_copy = seen.slots_per_copy or 1
+    slots = seen.copies * per_copy + seen.other_slots
+    left = slots - per_copy * (2 if seen.other_slots else 1)
+    return seen.load < DOWN_FROM * TARGET * slots and seen.load <= left

@@ -5,6 +5,7 @@ does not answer, the copies stay as they are, and those that end are replaced.
 """
 
 import asyncio
+import re
 import secrets
 import signal
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
+
+from stepwire_broker.errors import BrokerError
 
 from .copies import Copy, CopyNotStarted, CopyState
 from .deaths import DeathReports
@@ -28,7 +31,10 @@ SETTLED_S: Final = 60.0  # a copy that served this long is replaced without the 
 START_S: Final = 60.0  # for a copy to open a session
 ASK_S: Final = 5.0  # for a leaving copy to end by itself once it holds no step; then it gets TERM
 KILL_S: Final = 10.0  # then it is killed
+STRANGE_ROUNDS: Final = 2  # the broker may have restarted between the two answers of one round
 DOUBLINGS_MAX: Final = 8
+
+_DIGITS: Final = re.compile(r"\d+")
 
 
 class CopyEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,7 +60,7 @@ class CopiedCommand(Struct, frozen=True, kw_only=True):
     drain_s: float  # for the copies to finish their steps when the autoscaler ends
 
 
-class StartsFail(Exception):
+class StartsFail(BrokerError):
     """The command ended before it opened a session, five times in a row. `printed`: the end of its last output."""
 
     def __init__(self, text: str, printed: str) -> None:
@@ -81,6 +87,7 @@ class Supervisor:
         self._copies: dict[int, Copy] = {}
         self._owners: dict[str, Copy | None] = {}  # by worker id, of the workers of this host
         self._copies_before = 0  # at the last answer of the broker
+        self._strange_rounds = 0  # in a row: copies have sessions, and the broker counts none as a worker of this kind
         self._waits: set[asyncio.Task[None]] = set()
         self._numbered = 0
         self._slots_per_copy = command.slots
@@ -173,6 +180,7 @@ class Supervisor:
     def _decided(self, look: Look) -> ChangeDecision:
         staying = self._staying()
         own_slots = sum(copy.slots for copy in self._alive() if copy.state is CopyState.SERVING)
+        self._strange_rounds = self._strange_rounds + 1 if own_slots and not look.backlog.slots else 0
         per_worker = look.backlog.slots_per_worker
         # `wanted_workers` leaves out the steps that no further worker would help.
         is_wanted = look.backlog.wanted_workers > 0
@@ -185,6 +193,7 @@ class Supervisor:
             slots_per_copy=self._slots_per_copy,
             other_slots=max(0, look.backlog.slots - own_slots),
             unfit=look.backlog.unfit,
+            are_other_workers=self._strange_rounds >= STRANGE_ROUNDS,
         )
         since_s = None if self._changed_s is None else time.monotonic() - self._changed_s
         return decide(self._command.limits, seen, None if since_s is None else int(since_s * 1000))
@@ -287,7 +296,7 @@ class Supervisor:
         self._guard.remove(copy.pid)
         del self._copies[copy.number]
         self._woken.set()
-        if copy.state is CopyState.LEAVING:
+        if copy.state is CopyState.LEAVING or self._is_stopping:
             self._tell(CopyEvent(event="ended", text=f"copy {copy.number} has ended", copy=copy.number))
             return
         self._after_death(copy, code)
@@ -348,14 +357,19 @@ class Supervisor:
             self._tell_once("because", f"no copy is started for some steps: {'; '.join(backlog.because)}")
         else:
             self._told.pop("because", None)
+        if self._strange_rounds >= STRANGE_ROUNDS:
+            self._tell_once("other", "the copies are connected, and none of them offers the handler with these labels")
+        else:
+            self._told.pop("other", None)
         if decision.reason is ChangeReason.AT_MAX:
             self._tell_once("max", f"{_counted(self._command.limits.most)} run, the largest number, and steps wait")
         else:
             self._told.pop("max", None)
 
     def _tell_once(self, kind: str, text: str) -> None:
-        if self._told.get(kind) != text:
-            self._told[kind] = text
+        sentence = _DIGITS.sub("", text)  # a count that changes is no other reason
+        if self._told.get(kind) != sentence:
+            self._told[kind] = sentence
             self._tell(CopyEvent(event=kind, text=text, copies=len(self._staying())))
 
 

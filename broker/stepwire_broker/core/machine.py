@@ -32,7 +32,6 @@ from .intake import (
     grants,
     quotas,
     routing_rules,
-    storing,
     submission,
     workflows,
 )
@@ -47,35 +46,12 @@ from .model.commit_group import CommitGroup, Committed, LaneLost, LostCommits, S
 from .model.events import Event, Now
 from .model.principal import PROCESS
 from .progress.discard import discard, steps_to_blame
-from .progress.readiness import enqueue, expire_retry
+from .progress.readiness import enqueue
 from .shadows import copies
 from .sharing import catalogue, explaining, orders
 from .state import BrokerState, Identity
-from .timer_kinds import (
-    AdoptionDue,
-    AnyTimer,
-    BreakerDue,
-    BudgetDue,
-    FetchDue,
-    GuardSweepDue,
-    HandoutEnds,
-    LeaseEnds,
-    LookDue,
-    PageDue,
-    PeerSettled,
-    QueueLimit,
-    RecoverySafe,
-    ReleaseDue,
-    ReloadDue,
-    RetransmitDue,
-    RetryDue,
-    RunLimit,
-    ShadowEnds,
-    SliceDue,
-    StartLimit,
-    StepDeadline,
-    TaskDeadline,
-)
+from .timer_effects import on_tick
+from .timer_kinds import FetchDue, GuardSweepDue, LookDue, ReloadDue
 from .workers import (
     authority,
     batch_answers,
@@ -85,7 +61,6 @@ from .workers import (
     level0,
     loss,
     refusals,
-    time_limits,
 )
 from .workers.step_results import on_report, on_results, on_taken
 
@@ -134,17 +109,21 @@ class Machine:
     def dispatch(self, now: Now) -> None:
         """Hand out ready steps. Their rows are part of the groups that `next_group` returns.
 
-        A batch holds all steps that became ready while the writers of all lanes were busy. A full batch is handed out
-        while they are still busy.
+        A batch holds all steps that became ready while their lane's writer was busy. A full batch is handed out while
+        the writer is still busy.
         """
         state = self.state
         if darkness.is_dark(state, now):
             return
-        is_idle = state.outbox.is_any_idle
-        placement.dispatch(state, now, whole_batches=not is_idle)
-        if is_idle and state.level0.peers:
+        lanes = state.outbox.lanes
+        idle = [number for number, lane in lanes.items() if lane.is_idle]
+        if idle:
+            placement.dispatch(state, now, idle if len(idle) < len(lanes) else None)
+        if len(idle) < len(lanes):
+            placement.dispatch(state, now, whole_batches=True)
+        if idle and state.level0.peers:
             level0_placement.dispatch(state, now)
-        if is_idle and state.shadows.wanted:
+        if idle and state.shadows.wanted:
             copies.send_wanted(state, now)
 
     def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
@@ -373,7 +352,7 @@ def _on_await(state: BrokerState, event: events.AwaitTask, now: Now) -> None:
         commands.on_await(state, event, now)
 
 
-def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
+def _on_explain(state: BrokerState, event: events.Explain | events.ExplainSteps, now: Now) -> None:
     if orders.is_elsewhere(state, event, event.task_id):
         return
     task = state.tasks.get(event.task_id)
@@ -381,16 +360,6 @@ def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
         load_for(state, event.task_id, event)
     else:
         explaining.explain_live(state, task, event, now)
-
-
-def _on_explain_steps(state: BrokerState, event: events.ExplainSteps, now: Now) -> None:
-    if orders.is_elsewhere(state, event, event.task_id):
-        return
-    task = state.tasks.get(event.task_id)
-    if task is None:
-        load_for(state, event.task_id, event)
-    else:
-        explaining.explain_steps(state, task, event, now)
 
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
@@ -455,77 +424,7 @@ def _refuse_stalled(state: BrokerState, request: int, task: Task | None, code: S
         residency.leave_if_final(state, task)
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
-def _on_tick(state: BrokerState, event: events.Tick, now: Now) -> None:
-    while (timer := state.timers.pop_due(now)) is not None:
-        _fire(state, timer, now)
-
-
-def _fire(state: BrokerState, timer: AnyTimer, now: Now) -> None:
-    match timer:
-        case RetransmitDue():
-            transmission.retransmit(state, timer.batch, now)
-        case LeaseEnds():
-            loss.check_lease(state, timer.session, now)
-        case AdoptionDue():
-            holding.ask_adoption(state, timer.session, now)
-        case HandoutEnds():
-            level0.expire(state, timer.handout, now)
-        case ShadowEnds():
-            copies.expire(state, timer.shadow, now)
-        case RunLimit():
-            time_limits.expire_run(state, timer, now)
-        case StartLimit():
-            time_limits.expire_unstarted(state, timer.step, timer.delivery, now)
-        case RetryDue():
-            expire_retry(state, timer.step, timer.not_before_ms, now)
-        case QueueLimit():
-            time_limits.expire_queue(state, timer.step, timer.ready_ms, now)
-        case StepDeadline():
-            time_limits.expire_deadline(state, timer.step, timer.deadline_ms, now)
-        case TaskDeadline():
-            time_limits.expire_task(state, timer.task, timer.deadline_ms, now)
-        case BreakerDue():
-            allowance.on_breaker_timer(state, timer, now)
-        case BudgetDue():
-            allowance.on_budget_timer(timer)
-        case GuardSweepDue():
-            allowance.on_sweep_timer(state, now)
-        case RecoverySafe():
-            _recover(state, now)
-        case ReleaseDue():
-            releasing.look(state, timer.lane, timer.epoch, now)
-        case FetchDue():
-            state.undecided_steps.extend(s for s in timer.steps if s.task.steps)
-        case ReloadDue():
-            _reload_rejected(state, timer.task_id)
-        case LookDue():
-            orders.look(state, now)
-        case SliceDue():
-            storing.on_slice_timer(state, timer.request, now)
-        case PeerSettled() | PageDue():
-            return  # dispatch and loading follow every event
-        case _:
-            assert_never(timer)
-
-
-def _recover(state: BrokerState, now: Now) -> None:
-    if state.safe_due_mono is None or now.mono < state.safe_due_mono:
-        return  # a timer that was replaced by an earlier one
-    state.safe_due_mono = None
-    loss.expire_recovered(state, now)
-    unsafe = [lane.safe_at_mono for lane in state.lanes.values() if now.mono < lane.safe_at_mono]
-    if state.recovered or unsafe:
-        state.await_safety(max(min(unsafe, default=0), now.mono + residency.PAGE_PAUSE_MS))
-
-
-def _reload_rejected(state: BrokerState, task_id: int) -> None:
-    if task_id in state.rejected:
-        request = state.next_read()
-        state.loads[request] = RejectedLoad(task_id)
-        state.decision.reads.append(LoadById(request, [task_id]))
+# -- the end of a broker --------------------------------------------------------------------------------------------
 
 
 def _on_drain(state: BrokerState, event: events.Drain, now: Now) -> None:
@@ -566,7 +465,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
-    events.ExplainSteps: _on_explain_steps,
+    events.ExplainSteps: _on_explain,
     events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),
@@ -585,7 +484,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ReleaseLane: releasing.on_release,
     events.LaneReleased: beats.on_released,
     # the outside
-    events.Tick: _on_tick,
+    events.Tick: on_tick,
     events.Attached: hello.on_attached,
     events.Detached: loss.on_detached,
     events.Subscribed: hello.on_subscribed,

@@ -13,7 +13,7 @@ class Scope(enum.StrEnum):
     SUBMIT = "submit"  # submit tasks
     WORK = "work"  # lease steps over HTTP and report their results
     OPERATE = "operate"  # cancel, pause, resume, retry, resolve; drain workers; with INSPECT: the messages of the bus
-    METRICS = "metrics"  # read the metrics
+    METRICS = "metrics"  # read the metrics, and how much work waits for workers
     ADMIN = "admin"  # everything; the only scope that allows applying and activating workflows, and pruning
 
 

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from . import takers
-from .model.events import Now
-from .model.targets import Target
-from .state import BrokerState
+from stepwire_broker.core import takers
+from stepwire_broker.core.model.events import Now
+from stepwire_broker.core.model.targets import Target
+from stepwire_broker.core.state import BrokerState
 
 
 class Unroutable(NamedTuple):
