@@ -104,14 +104,15 @@ def _shares(client: Client) -> list[int]:
     return sorted(owners.count(owner) for owner in {*owners, None} if owner in owners)
 
 
-def measure(server: PostgresServer, url: str, brokers: int, lanes: int, load: Workload) -> Measured:
+def measure(server: PostgresServer, url: str, brokers: int, lanes: int, load: Workload, window: int = 0) -> Measured:
+    """`window`: tasks in flight of each broker. 0: all brokers together have those of the load."""
     schema = f"brokers{next(_NUMBERS)}"
     with (
         tempfile.TemporaryDirectory(prefix="brokers-") as name,
         running(Path(name), url, schema, brokers, lanes) as made,
     ):
         products, pids, worker = made
-        part = msgspec.structs.replace(load, tasks=load.tasks // brokers, window=load.window // brokers)
+        part = msgspec.structs.replace(load, tasks=load.tasks // brokers, window=window or load.window // brokers)
         _run(products, msgspec.structs.replace(part, tasks=300))
         before = [sum(map(cpu_s_of, pids)), backend_cpu_s(server), cpu_s_of(worker), time.process_time()]
         begun = time.monotonic()
@@ -144,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lanes", type=int, nargs="+", help="of one broker, instead of several brokers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, default=6_000, help="chains of four steps, in each round")
+    parser.add_argument("--window", type=int, default=0, help="tasks in flight of each broker; 0: the same in all")
     parser.add_argument("--pooler", action="store_true", help="pgbouncer is between the brokers and the server")
     parser.add_argument("--in-memory", action="store_true", help="keep the server's data in memory, not on the disk")
     given = parser.parse_args(arguments)
@@ -158,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             url = stack.enter_context(Pooler(server, connections=60)).url()
         for number in range(given.rounds):
             for kind in kinds if number % 2 == 0 else reversed(kinds):
-                measured[kind].append(measure(server, url, *kind, load))
+                measured[kind].append(measure(server, url, *kind, load, given.window))
     lines = {kind: _median(rounds) for kind, rounds in measured.items()}
     for (brokers, lanes), line in lines.items():
         print(
