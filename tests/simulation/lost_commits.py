@@ -49,7 +49,8 @@ class ChecksAfterLoss:
         is_once = getattr(step, "delivery_mode", None) == "at_most_once"
         if self.is_accepted and is_once and step.step_id in self.started:
             self.books.fail("L9 after lost commits no at_most_once step starts again", f"{running.run.item}")
-        self.started.add(step.step_id)
+        if not self.is_accepted:
+            self.started.add(step.step_id)  # tasks that are submitted later follow the ordinary rules
         self.books.numbers["runs after lost commits"] += self.is_accepted
 
 
