@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres.databases import OWNER
 from tests.system.harness import free_ports
 
 from .a_place import Place, a_shop, place
+
+# With STEPWIRE_TEST_OWNER, the shop's state is on a server. These tests are about the file of a SQLite database.
+collect_ignore = [] if OWNER is None else ["test_db.py"]
 
 
 @pytest.fixture

@@ -87,6 +87,30 @@ def test_a_task_is_shown_explained_and_cancelled_at_the_other_broker_in_the_name
     assert [(row["action"], row["reason"]) for row in rows] == [("cancel_task", "sold out")]
 
 
+def test_a_command_with_several_addresses_uses_one_that_answers(pair: Pair) -> None:
+    first, second = (each.environ["STEPWIRE_URL"] for each in (pair.b1, pair.b2))
+    several = f"http://127.0.0.1:1, {second}"
+    done = pair.b2.stepwire("broker", "list", "--json", "--url", several)
+    assert done.code == OK, done
+    assert [one["broker"] for one in done.json if one["is_answering"]] == ["b2"]
+    wrong = pair.b2.stepwire("broker", "list", STEPWIRE_URL=f"{first},{second}/v1")
+    assert f"the URL {second}/v1 must not end in /v1" in wrong.err
+    nothing = pair.b2.stepwire("broker", "list", "--url", "http://127.0.0.1:1,http://127.0.0.1:2")
+    assert "no answer from http://127.0.0.1:1, http://127.0.0.1:2: connection refused" in nothing.err
+
+
+def test_the_doctor_examines_each_address_and_the_deployment_once(pair: Pair) -> None:
+    first, second = (each.environ["STEPWIRE_URL"] for each in (pair.b1, pair.b2))
+    done = pair.b1.stepwire("doctor", "-o", "json", STEPWIRE_URL=f"{first},http://127.0.0.1:1,{second}")
+    found = [(one["about"], one["text"]) for one in done.json]
+    about_broker = [text for about, text in found if about == "broker" and "http://" in text]
+    assert about_broker[0] == f"{first} accepts work"
+    assert about_broker[1] == "no broker answers at http://127.0.0.1:1"
+    assert second in about_broker[2], "the second broker has another token"
+    (deployment,) = [text for about, text in found if about == "brokers"]
+    assert deployment.startswith("2 of 2 alive: b1 with lane ")
+
+
 def test_a_workflow_that_one_broker_applied_runs_at_the_other(pair: Pair) -> None:
     (pair.b2.directory / "new.yaml").write_text(WORKFLOW.replace("order", "fresh"))
     assert pair.b2.stepwire("workflow", "apply", "new.yaml").code == OK

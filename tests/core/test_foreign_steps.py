@@ -228,6 +228,8 @@ def test_a_result_over_http_is_passed_on_also_without_a_session_and_before_anoth
     world.handle(events.Attached(W, "poll"))
     report(world, "batch_1", result(ELSEWHERE))
     assert len(world.passed_on) == 1
+    world.handle(events.ResultsTaken(W, 1))
+    assert world.acked == [1]
 
 
 def test_own_steps_of_a_message_that_is_passed_on_are_applied_at_once() -> None:

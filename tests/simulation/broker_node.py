@@ -128,7 +128,7 @@ class BrokerNode:
 
     def start(self) -> None:
         world = self.world
-        if world.server is not None and not world.server.is_reached_by(self):
+        if world.server is not None and (world.lost_commits.is_stopped or not world.server.is_reached_by(self)):
             world.schedule.after(500.0, self.start)
             return
         self.life += 1

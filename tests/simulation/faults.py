@@ -39,6 +39,7 @@ CLUSTER_KINDS: Final = (  # only with several brokers
 MOVE_KINDS: Final = (
     "lane_moved",  # an operator gives a lane to another broker
     "database_clock",  # the clock of the database is set
+    "commits_lost",  # the database returns to an earlier state: the end of the seed
     "broker_older",  # a broker has an older version, until it is upgraded at the end
 )
 KINDS: Final = (

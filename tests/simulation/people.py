@@ -242,6 +242,8 @@ class People:
             if state["over"]:
                 return
             row = world.tables.tasks.get(task_id)
+            if row is None and world.checks.is_over:
+                return  # lost with its commit
             assert row is not None, task_id
             if row.finished_ms is not None or world.checks.books.is_closing:
                 state["over"] = True
@@ -356,6 +358,8 @@ class People:
         Asking(self.world, chance, lambda r: RecordAction(r, action="record_backup"), lambda _: None)
 
     def command(self, make: Callable[[int], Any], at: "Callable[[], BrokerNode | None] | None" = None) -> None:
+        if self.world.checks.is_over:
+            return  # after lost commits, no operator decides anything
         self._unanswered += 1
         Asking(self.world, self.chance, make, self._command_answered, at)
 

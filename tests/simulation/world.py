@@ -35,6 +35,7 @@ from .flows import AT_LEVEL0, COUNT
 from .follower import Follower
 from .hostile import Hostile
 from .lane_changes import ELSEWHERE, LaneChanges
+from .lost_commits import LostCommits
 from .membership import VERSION
 from .network import Network
 from .peer_node import HANDLER, PeerNode
@@ -170,6 +171,7 @@ class World:
         self.people = People(self)
         self.planned_faults = PlannedFaults(self)
         self.follower = Follower(self)
+        self.lost_commits = LostCommits(self)
         self.quieted: set[str] = set()
         self.phase_ms = 1_000.0 * self.chance.choice((5, 10, 15, 20, 30, 45, 60, 90))
         if self.chance.random() < 0.05:
@@ -263,6 +265,9 @@ class World:
         self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         self.server_keys.plan(self.phase_ms)
+        if self.lost_commits.is_on:
+            self.lost_commits.run()
+            return
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.

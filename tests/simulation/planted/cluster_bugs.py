@@ -14,6 +14,7 @@ from stepwire_broker.core.commit.outbox import Outbox, SendAck
 from stepwire_broker.core.lanes import darkness, losing, releasing
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.commit_group import LaneLost
+from stepwire_broker.core.progress import step_outcomes
 from stepwire_broker.core.state import BrokerState
 from stepwire_broker.core.workers import holding, step_results
 from stepwire_broker.store.lane import Writing
@@ -102,6 +103,10 @@ def _welcome_to_an_earlier_hello(plant: Plant) -> None:
         return original(self, peer, message, now_ms)
 
     plant.method(Leases, "on_welcome", on_welcome)
+
+
+def _not_held_after_a_loss(plant: Plant) -> None:
+    plant.function(step_outcomes.hold_restored, lambda original, state, task, now: 0)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -230,6 +235,12 @@ BUGS: Final = (
     Bug("cluster: the controls of a kind are one value", _controls_are_one_value, brokers=2),
     Bug("cluster: an `adopted` of an earlier session is believed", _adopted_of_an_earlier_session, brokers=2),
     Bug("cluster: a `welcome` to an earlier hello is believed", _welcome_to_an_earlier_hello, brokers=2),
+    Bug(
+        "cluster: no step is held after lost commits",
+        _not_held_after_a_loss,
+        brokers=2,
+        always=frozenset({"commits_lost"}),
+    ),
     Bug("cluster: the cursor of a follower names one lane", _cursors_of_one_lane, brokers=2),
     Bug("cluster: a worker lends credit before it has it back", _credit_lent_at_once, brokers=2),
 )
