@@ -1,5 +1,6 @@
-# Sourced by tests/run.sh: what the examples in other languages need, where it is missing and we may install it. Debian's
-# packages as root, npm's in a folder that git ignores. What is still missing then, the tests say.
+# Sourced by tests/run.sh: what the examples in other languages and the completion in other shells need, where it is
+# missing and we may install it. Debian's packages as root, npm's in a folder that git ignores. What is still missing then,
+# the tests say.
 missing=
 command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 command -v pkg-config >/dev/null || missing="$missing pkg-config"
@@ -12,6 +13,9 @@ command -v npm >/dev/null || missing="$missing npm"
 command -v curl >/dev/null || missing="$missing curl"
 command -v jq >/dev/null || missing="$missing jq"
 command -v go >/dev/null || missing="$missing golang-go"
+for shell in zsh fish; do
+  command -v "$shell" >/dev/null || missing="$missing $shell"
+done
 if [ -n "$missing" ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive

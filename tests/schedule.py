@@ -42,6 +42,9 @@ APART: Final = (  # modules without fixtures for all their tests
     "tests/simulation/test_simulation.py",
     "tests/strangers/test_strangers.py",
 )
+HUNT: Final = "tests/simulation/test_simulation.py::test_a_planted_bug_is_found"
+# These wait for one search: on one process, while the others go on.
+WAIT_FOR_HUNT: Final = (HUNT, "tests/simulation/test_simulation.py::test_most_noted_seeds_find_their_bug")
 SYSTEM: Final = "tests/system/"
 SYSTEM_PROCESSES: Final = 2
 
@@ -53,6 +56,8 @@ def rank_of(nodeid: str) -> int:
 
 def scope_of(nodeid: str) -> str:
     """Tests of one scope run on one process."""
+    if nodeid.startswith(WAIT_FOR_HUNT):
+        return HUNT
     module = nodeid.partition("::")[0]
     return nodeid if module in APART else module
 

@@ -380,6 +380,7 @@ TABLE: Final[dict[str, Same | Command | Own | Check]] = {
     "streamBusMessages": Own("/v1/tap", "the bus of each broker has its own messages", is_document=False),
     "getMetrics": Own("/metrics", "the figures of the broker itself", is_document=False),
     "getOpenapi": Same(("/openapi.json",)),
+    "getOrchestrationHealth": Own("/health/orchestration", "the stages of the broker itself", is_document=False),
     "checkReadiness": Own("/readyz", "whether the broker itself accepts work", is_document=False),
     "checkLiveness": Same(("/livez",)),
 }

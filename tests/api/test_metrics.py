@@ -44,6 +44,18 @@ def scrape(api: Api) -> dict[tuple[str, ...], float]:
     return found
 
 
+def test_the_lanes_of_the_broker_are_counted(api: Api) -> None:
+    before = scrape(api)
+    lanes = [key[1] for key in before if key[0] == "stepwire_lane_open_steps"]
+    assert len(lanes) == before["stepwire_lanes",] > 0
+    assert api.call("POST", "/v1/tasks", {"workflow": "order"}).status == 201
+    after = scrape(api)
+    for name, least in (("stepwire_lane_open_steps", 2), ("stepwire_lane_transactions_total", 1)):
+        assert sum(after[name, lane] - before[name, lane] for lane in lanes) >= least, name
+    assert {after["stepwire_lane_stalled", lane] for lane in lanes} == {0}
+    assert after["stepwire_lane_changes_total", "lost"] == 0
+
+
 def eventually(api: Api, look: Callable[[], bool]) -> bool:
     return any(api.on_loop(look) for _ in range(10_000))
 

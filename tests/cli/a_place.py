@@ -1,4 +1,10 @@
-"""A directory to run commands in, with a broker in a separate process, started as users start it."""
+"""A directory to run commands in, with a broker in a separate process, started as users start it.
+
+    STEPWIRE_TEST_OWNER=b2 pytest tests/cli
+
+Then a shop has two brokers on PostgreSQL. Its tasks are submitted to the second one, which owns their lane, and all
+other commands go to the first one, which owns none of the tasks.
+"""
 
 import fcntl
 import json
@@ -8,16 +14,26 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from tests.postgres.databases import OWNER, database_in
 from tests.system.harness import eventually
 
 from . import forked
 
 STEPWIRE = [sys.executable, "-m", "stepwire"]
+LANES: Final = 2  # of a shop with two brokers: one each
+NO_CHANGES: Final[Mapping[str, str]] = {}
+
+# The tests of what is each broker's own by design. With two brokers, they ask the one that owns the tasks.
+OWN: Final = {
+    "test_a_drained_worker_finishes_its_steps_and_gets_no_new_ones": (
+        "`worker list` counts the steps that the worker has of the broker that answers"
+    ),
+}
 
 
 class Ended(NamedTuple):
@@ -45,13 +61,17 @@ class Serving(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A directory for a broker's state, and the environment of the commands that run there."""
+    """A directory for a broker's state, and the environment of the commands that run there. `of_owner`: the changes of
+    the environment for commands to the broker that owns the tasks, if that is another one."""
 
     directory: Path
     environ: dict[str, str]
+    of_owner: Mapping[str, str] = NO_CHANGES
 
     def stepwire(self, *words: str, stdin: str = "", **environ: str) -> Ended:
         """Run one command to its end."""
+        if words[:2] == ("task", "submit") or _running_test() in OWN:
+            environ = {**self.of_owner, **environ}
         return Ended(*forked.run(words, self.directory, {**self.environ, **environ}, stdin))
 
     def on_terminal(self, *words: str, types: str = "", columns: int = 120, **environ: str) -> Ended:
@@ -82,18 +102,16 @@ class Place(NamedTuple):
 
     def work(self, file: str = "worker.py", **environ: str) -> "subprocess.Popen[str]":
         """Start a worker and wait until this place's broker lists it."""
-        process = subprocess.Popen(
+        endpoints = {
+            "STEPWIRE_STEPS": "ipc://.stepwire/steps.sock",
+            "STEPWIRE_RESULTS": "ipc://.stepwire/results.sock",
+        }
+        process = forked.start(
             [sys.executable, file],
-            cwd=self.directory,
-            env={
-                **self.environ,
-                "STEPWIRE_STEPS": "ipc://.stepwire/steps.sock",
-                "STEPWIRE_RESULTS": "ipc://.stepwire/results.sock",
-                **environ,
-            },
+            self.directory,
+            {**self.environ, **endpoints, **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
         def is_listed() -> bool:
@@ -121,6 +139,10 @@ class Place(NamedTuple):
         return Serving(process, line)
 
 
+def _running_test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" ")[0].partition("[")[0]
+
+
 def place(directory: Path, port: int = 0) -> Place:
     """A place without the settings of the user who runs the tests. No broker listens on port 0."""
     environ = {
@@ -137,17 +159,45 @@ def a_shop(directory: Path, port: int) -> Iterator[Place]:
         (here.directory / name).write_text(text)
     (here.directory / "worker.py").write_text(WORKER)
     (here.directory / "worker.py").chmod(0o644)
-    broker = here.serve()
-    worker = None
-    try:
+    with ExitStack() as stack:
+        if OWNER is None:
+            stack.callback(stop, here.serve().process)
+        else:
+            here = stack.enter_context(_with_owner(here, OWNER))
         applied = here.stepwire("workflow", "apply", "order.yaml", "slow.yaml")
         assert applied.code == 0, applied
-        worker = here.work()
+        stack.callback(stop, here.work())
         yield here
-    finally:
-        if worker is not None:
-            stop(worker)
-        stop(broker.process)
+
+
+@contextmanager
+def _with_owner(here: Place, owner_id: str) -> Iterator[Place]:
+    """Run the place's broker next to another one, which was there first and owns the lanes but one."""
+    database = database_in(here.directory, LANES)
+    shared = {
+        "DATABASE_URL": database.url,
+        "STEPWIRE_DATABASE__SCHEMA": database.schema,
+        "STEPWIRE_DATABASE__LANES": str(LANES),
+        "STEPWIRE_BROKER__LEASE_MS": "2000",
+    }
+    directory = here.directory / "owner"
+    directory.mkdir(mode=0o700)
+    there = Place(directory, place(directory).environ | shared | {"STEPWIRE_BROKER__ID": owner_id})
+    here.environ.update(shared)
+    with ExitStack() as stack:
+        of_owner = there.serve("-o", "json")
+        stack.callback(stop, of_owner.process)
+        stack.callback(stop, here.serve().process)
+
+        def is_shared() -> bool:
+            lanes = here.stepwire("lane", "list", "--json").json
+            return len({lane["broker"] for lane in lanes}) == LANES
+
+        eventually(is_shared, "each broker to own a lane", 60)
+        token_file = str(directory / ".stepwire" / "token")
+        yield here._replace(
+            of_owner={"STEPWIRE_URL": json.loads(of_owner.ready)["http"], "STEPWIRE_TOKEN_FILE": token_file}
+        )
 
 
 WORKER = """

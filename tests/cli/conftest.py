@@ -1,13 +1,18 @@
 """The places in which the command tests run."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.postgres.databases import OWNER
+from tests.system.harness import free_ports
+
 from .a_place import Place, a_shop, place
+
+# With STEPWIRE_TEST_OWNER, the shop's state is on a server. These tests are about the file of a SQLite database.
+collect_ignore = [] if OWNER is None else ["test_db.py"]
 
 
 @pytest.fixture
@@ -17,14 +22,14 @@ def empty(tmp_path: Path) -> Place:
     return place(tmp_path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[Place]:
-    """A place with a broker, two workflows and a worker."""
+    """A place with a broker, two workflows and a worker: of this module, so that no other one has filled its lists."""
     with a_shop(tmp_path_factory.mktemp("shop"), free_port) as here:
         yield here
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A backup of a database with a completed task, a held one and a waiting one."""
     for card, code in (("good", 0), ("unknown", 13)):
@@ -37,8 +42,6 @@ def stored(shop: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    return free_ports(1)[0]

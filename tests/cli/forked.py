@@ -43,7 +43,7 @@ KEPT: Final = ("PATH", "VIRTUAL_ENV")
 STREAMS: Final = 3
 NUMBER_BYTES: Final = 20
 COMMAND_BYTES: Final = 128 * 1024
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 300.0  # for a command that hangs
 
 
 def run(words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: str) -> tuple[int, str, str]:
@@ -69,15 +69,15 @@ def start(
     start_new_session: bool = False,
     may_fork: bool = True,
 ) -> "subprocess.Popen[str]":
-    """Start a program: forked if it is one of these modules, and a new process like any other otherwise."""
+    """Start a program: forked if it is a file or one of these modules, and a new process like any other otherwise."""
     how: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "text": True}
     popen = _Forked if may_fork and can_fork(argv, environ) else subprocess.Popen
     return popen(list(argv), cwd=directory, env=dict(environ), start_new_session=start_new_session, **how)
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """The program is one of these modules, and a Python or C library would read nothing else at its start."""
-    if list(argv[:2]) != [sys.executable, "-m"] or argv[2] not in MODULES:
+    """The program is a file or one of these modules, and a Python or C library would read nothing else at its start."""
+    if argv[0] != sys.executable or not (argv[1].endswith(".py") or (argv[1] == "-m" and argv[2] in MODULES)):
         return False
     return all(name in FOLLOWED or environ[name] == os.environ.get(name) for name in environ if _is_read_at_start(name))
 
@@ -115,7 +115,8 @@ class _Forked(subprocess.Popen[str]):
         start_new_session: bool,
         *more: Any,
     ) -> None:
-        command = Command(args[2], list(args[3:]), str(cwd), dict(env), start_new_session)
+        is_module = args[1] == "-m"
+        command = Command(is_module, list(args[1 + is_module :]), str(cwd), dict(env), start_new_session)
         self._reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one packet is one message
         with theirs:
             streams = enumerate((theirs_in, theirs_out, theirs_err))
@@ -127,8 +128,9 @@ class _Forked(subprocess.Popen[str]):
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """Like `os.waitpid`."""
-        timeout_s = 0 if wait_flags & os.WNOHANG else None
-        if not select.select([self._reports], [], [], timeout_s)[0]:
+        poll = select.poll()  # other files of the tests may have numbers that are too high for select()
+        poll.register(self._reports, select.POLLIN)
+        if not poll.poll(0 if wait_flags & os.WNOHANG else None):
             return 0, 0
         with self._reports:
             return self.pid, int(self._reports.recv(NUMBER_BYTES))
@@ -179,8 +181,8 @@ def _forker() -> _Forker:
 
 
 class Command(NamedTuple):
-    module: str
-    words: list[str]
+    is_module: bool  # or a file
+    words: list[str]  # with its name
     directory: str
     environ: dict[str, str]
     is_leader: bool  # of a session of its own
@@ -264,12 +266,17 @@ def _become(command: Command) -> None:
     os.chdir(command.directory)
     os.environ.clear()
     os.environ.update(command.environ)
-    sys.path[0] = command.directory  # as `python -m` has it
-    sys.argv[1:] = command.words
+    name, *sys.argv[1:] = command.words
+    # As `python` and `python -m` have it.
+    sys.path[0] = command.directory if command.is_module else os.path.dirname(os.path.abspath(name))
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in command.environ
     if "PYTHONUNBUFFERED" in command.environ:
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
-    runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    if command.is_module:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[0] = name
+        runpy.run_path(name, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def test_two_checkouts_are_measured_in_turn() -> None:
         cwd=here,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,8 @@ import pytest
 from stepwire_broker.cli import dev
 from stepwire_broker.cli.failure import Failure
 
+from tests.system.harness import eventually
+
 from .a_place import STEPWIRE, Place, place
 
 OK, FAILURE, USAGE = range(3)
@@ -185,16 +187,15 @@ def test_a_killed_dev_takes_its_processes_with_it(empty: Place, running: list[De
     (empty.directory / "Procfile").write_text("well: sh -c 'echo $$ runs; exec sleep 600'\n")
     running.append(Dev(empty))
     pid = int(running[0].until("well   | ", "runs").split()[2])
-    broker = int((empty.directory / ".stepwire/state.db.lock").read_text())
+    broker = pid_of_broker(empty)
     running[0].process.kill()
     running[0].process.wait(20)
-    until_s = time.monotonic() + 40
-    while not (has_ended(pid) and has_ended(broker)):
-        assert time.monotonic() < until_s, "processes outlived `stepwire dev`"
+    eventually(lambda: has_ended(pid) and has_ended(broker), "the processes of `stepwire dev` to end with it", 40)
 
 
 def pid_of_broker(here: Place) -> int:
-    return int((here.directory / ".stepwire/state.db.lock").read_text())
+    lock = here.directory / ".stepwire/state.db.lock"
+    return int(eventually(lambda: lock.exists() and lock.read_text(), "a broker to hold its lock", 40))
 
 
 def test_a_killed_broker_is_restarted_at_the_same_address_and_its_worker_runs_steps_again(

@@ -6,11 +6,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from stepwire_broker.cli import doctor
+from stepwire_broker.cli import doctor, doctor_brokers, readiness_texts
+from stepwire_broker.core.model.commit_group import StallCode
 from stepwire_broker.timestamps import rfc3339
+
+from tests.postgres.databases import OWNER
 
 from .a_place import Ended, Place, stop
 
@@ -36,7 +39,8 @@ def test_with_a_broker_its_state_is_checked_too(shop: Place) -> None:
     by_subject = findings(done)
     assert done.code == OK, done
     assert "accepts work" in by_subject["broker"]["text"]
-    for about in ("state directory", "token", "database", "bus.steps socket", "bus.results socket", "disk", "http"):
+    of_file = ("disk",) if OWNER is None else ()
+    for about in ("state directory", "token", "database", "bus.steps socket", "bus.results socket", *of_file, "http"):
         assert by_subject[about]["state"] == "ok", by_subject[about]
     text = shop.stepwire("doctor")
     assert "ok\tbroker\t" in text.out
@@ -243,3 +247,47 @@ def test_the_doctor_names_workers_that_miss_a_broker_or_serve_their_brokers_in_t
     assert finding.text == "w and 1 more have no session with the broker b2, whose steps do not reach it"
     (finding,) = doctor.of_brokers([{"worker": "w", **usual, "slots": 1, "prefetch": 0}])
     assert finding.text == "w has fewer slots than brokers, and serves them in turn"
+
+
+def test_the_doctor_compares_the_brokers_of_a_deployment() -> None:
+    usual = {"version": "0.1.0", "is_alive": True, "beat_age_ms": 400, "config_differs": False}
+    first, second = {**usual, "broker": "b1", "lanes": [1, 3]}, {**usual, "broker": "b2", "lanes": []}
+    assert list(doctor_brokers.of_brokers("b1", [first])) == [], "one broker is nothing to report"
+    (finding,) = doctor_brokers.of_brokers("b1", [first, second])
+    assert (finding.state, finding.text) == ("ok", "2 of 2 alive: b1 with lane 1, 3, b2 with no lane")
+    dead = {**second, "is_alive": False, "beat_age_ms": 35_000, "version": "0.0.9", "config_differs": True}
+    _, finding = doctor_brokers.of_brokers("b1", [first, dead])
+    assert (finding.state, finding.text) == ("note", "b2 has not beaten for 35 s and counts as dead")
+    _, finding = doctor_brokers.of_brokers("b1", [first, {**second, "version": "0.2.0"}])
+    assert finding.text == "brokers of different versions: b1 0.1.0, b2 0.2.0"
+    _, finding = doctor_brokers.of_brokers("b1", [first, {**second, "config_differs": True}])
+    assert (finding.state, finding.text) == ("warning", "another configuration than b1: b2")
+
+
+def test_the_doctor_names_lanes_whose_tasks_do_not_go_on() -> None:
+    lanes = [{"lane": number, "broker": owner, "stalled": None} for number, owner in enumerate(("b1", "b2", None), 1)]
+    assert list(doctor_brokers.of_lanes(lanes[:2], ["b1", "b2"])) == []
+    (finding,) = doctor_brokers.of_lanes(lanes, ["b1"])
+    assert (finding.state, finding.text) == ("warning", "no living broker owns lane 2, 3, whose tasks wait")
+    (finding,) = doctor_brokers.of_lanes([{**lanes[0], "stalled": "disk_full"}], ["b1"])
+    assert (finding.state, finding.text) == ("red", "lane 1 cannot be written: disk_full")
+
+
+def test_each_reason_of_a_broker_that_accepts_no_work_has_a_meaning() -> None:
+    assert readiness_texts.with_meaning("no_lane").startswith("no_lane (the broker owns no lane")
+    assert readiness_texts.with_meaning("lost_commits in lane 2") == (
+        "lost_commits in lane 2 (commits of the lane may be lost: see `stepwire db accept-loss`)"
+    )
+    assert readiness_texts.with_meaning("new_reason") == "new_reason"
+    assert set(get_args(StallCode)) <= set(readiness_texts.MEANINGS)
+
+
+def test_the_doctor_names_the_stage_that_makes_no_progress() -> None:
+    member = {"id": "lane-3", "reason": "no heartbeat for 41000 ms"}
+    pools = {"task_claimer": {"members": [{"id": "lane-1", "reason": None}, member]}}
+    health = {"status": "unhealthy", "reason": "2 of 5 members are healthy", "executor_pools": pools}
+    finding = doctor.of_stages(health)
+    assert finding.state == "red"
+    assert finding.text == ("unhealthy: 2 of 5 members are healthy (task_claimer lane-3: no heartbeat for 41000 ms)")
+    assert doctor.of_stages({**health, "status": "degraded"}).state == "warning"
+    assert doctor.of_stages({**health, "status": "healthy"}).state == "ok"

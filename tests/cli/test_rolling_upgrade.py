@@ -1,18 +1,24 @@
 """The program of the version before runs next to the next one, on tables that the next one has upgraded."""
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from stepwire import Client
 from stepwire_broker.store.postgres import migrating
 
+from tests.postgres import next_program as following
 from tests.postgres.server import PostgresServer
+from tests.system.harness import eventually
 
-from .a_place import Ended, Place
+from .a_place import STEPWIRE, Ended, Place, Serving, place, stop
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +67,88 @@ def test_a_broker_of_the_version_before_goes_on_and_starts_on_upgraded_tables(
     assert f"has version 0099, and this program, {own}, runs on it" in place.stepwire("db", "upgrade").out
     assert server.sql("SELECT count(*) FROM s.tasks") == [(1,)]
     assert server.sql("SELECT count(*) FROM s.zones") == [(0,)]
+
+
+BEATS = 10  # two leases
+NEXT = [sys.executable, "-m", "tests.postgres.next_program"]
+
+
+class Rolling:
+    """Brokers of both versions on one schema, and a client that knows the addresses of all."""
+
+    def __init__(self, directory: Path, server: PostgresServer, schema: str, stack: ExitStack) -> None:
+        self._directory, self._server, self._schema, self._stack = directory, server, schema, stack
+        self._brokers: dict[str, Serving] = {}
+        self._urls: dict[str, str] = {}
+
+    def start(self, name: str, program: list[str]) -> Place:
+        directory = self._directory / name
+        directory.mkdir(mode=0o700, exist_ok=True)
+        here = at(place(directory), self._server, self._schema)
+        tokens = self._directory / "b1/.stepwire/token"
+        own = {"STEPWIRE_BROKER__ID": name, "STEPWIRE_BROKER__LEASE_MS": "2000", "PYTHONPATH": str(ROOT)}
+        if name != "b1":
+            own["STEPWIRE_HTTP__TOKENS_FILE"] = str(tokens)
+        here.environ.update(own)
+        command = [*program, "serve", "-o", "json"]
+        process = subprocess.Popen(
+            command, cwd=directory, env=here.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._stack.callback(stop, process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        self._brokers[name] = Serving(process, line)
+        self._urls[name] = json.loads(line)["http"]
+        return here
+
+    def end(self, name: str) -> None:
+        assert self._brokers[name].end(signal.SIGTERM).code == 0
+
+    def client(self) -> Client:
+        return Client(list(self._urls.values()), token_file=str(self._directory / "b1/.stepwire/token"))
+
+    def until_owned(self, *owners: str) -> None:
+        """Wait until the lanes have these owners, in any order."""
+        eventually(lambda: self._owners() == sorted(owners), f"the lanes to be owned by {owners}", 60)
+
+    def _owners(self) -> list[Any]:
+        rows = self._server.sql(f"SELECT coalesce(owner, '') FROM {self._schema}.lanes")  # noqa: S608
+        return sorted(owner for (owner,) in rows)
+
+    def beats(self, name: str) -> int:
+        ((beat,),) = self._server.sql(f"SELECT beat FROM {self._schema}.brokers WHERE id = %s", name)  # noqa: S608
+        return int(beat)
+
+
+def test_lanes_move_to_the_next_version_and_not_back_while_brokers_are_upgraded_one_by_one(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    with ExitStack() as stack:
+        rolling = Rolling(tmp_path, server, "v", stack)
+        here = rolling.start("b1", STEPWIRE)
+        rolling.until_owned("b1", "b1")
+        assert next_program(here, "db", "upgrade").code == 0
+        rolling.start("b2", NEXT)
+        rolling.until_owned("b1", "b2")
+        with rolling.client() as client:
+            client.apply_workflow({"name": "w", "steps": [{"name": "a", "handler_class": "x.a"}]})
+            first = client.submit("w").task_id
+            rolling.end("b1")
+            rolling.until_owned("b2", "b2")
+            assert client.task(first)["state"] == "running"
+            rolling.start("b1", STEPWIRE)
+            before = rolling.beats("b2")
+            eventually(lambda: rolling.beats("b2") > before + BEATS, "the brokers to see each other for two leases", 60)
+            rolling.until_owned("b2", "b2")
+            versions = {one["broker"]: one["version"] for one in client.brokers()["brokers"] if one["is_alive"]}
+            assert versions.keys() == {"b1", "b2"}
+            assert versions["b2"] == following.VERSION != versions["b1"]
+        with rolling.client() as client:
+            second = client.submit("w").task_id
+            rolling.end("b2")
+            rolling.until_owned("b1", "b1")
+            assert {client.cancel(task_id)["state"] for task_id in (first, second)} == {"cancelled"}
 
 
 def test_a_program_that_the_upgraded_tables_do_not_serve_is_refused(empty: Place, server: PostgresServer) -> None:

@@ -91,3 +91,10 @@ def test_top_shows_what_is_open_to_others(shop: Place) -> None:
     line = top._headline({**snapshot(1), "insecure": ["bus_loopback", "client_files"]})
     assert line.endswith(" · insecure: bus_loopback, client_files")
     assert "insecure" not in shop.stepwire("top", "--interval", "50ms").out
+
+
+def test_top_shows_why_the_stages_make_no_progress() -> None:
+    health = {"status": "degraded", "reason": "no healthy member: task_claimer"}
+    line = top._headline({**snapshot(1), "health": health})
+    assert line.startswith("ready · degraded: no healthy member: task_claimer · tasks: ")
+    assert "healthy" not in top._headline({**snapshot(1), "health": {"status": "healthy", "reason": None}})

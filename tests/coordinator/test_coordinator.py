@@ -116,7 +116,7 @@ def test_a_broker_that_dispatches_nothing_although_workers_are_free_is_degraded(
     world.settle()
     watch.wait(NOT_CONSUMING_MS + HEALTH_CHECK_MS)
     assert watch.state == "healthy"  # no worker offers the handler
-    world.machine.dispatch = lambda lane, now: None  # type: ignore[method-assign]
+    world.machine.dispatch = lambda *args, **kwargs: None  # type: ignore[method-assign]
     world.hello()
     watch.wait(NOT_CONSUMING_MS)
     assert watch.state == "healthy"

@@ -300,6 +300,28 @@ def test_a_send_waits_for_the_lanes_of_its_tasks_and_without_a_task_for_all_lane
     assert len(outbox) == 0
 
 
+def test_a_send_of_two_lanes_does_not_wait_behind_one_that_waits_for_a_stalled_lane() -> None:
+    world = World()
+    tasks = [world.state.tasks[world.task(ONE)] for _ in range(3)]
+    outbox = Outbox()
+    for lane, task in enumerate(tasks, 1):
+        task.lane = lane
+        outbox.add_lane(lane, 10)
+        outbox.touch(lane).promised = True
+    behind_stall = SendAck(b"", None, (tasks[0], tasks[1]))
+    other = SendAck(b"", None, (tasks[1], tasks[2]))
+    outbox.send(behind_stall)
+    outbox.send(other)
+    for lane in (1, 2, 3):
+        assert outbox.close(lane, world.now) is not None
+    outbox.lanes[1].stalled = "disk_full"
+    outbox.committed(2, 11)
+    outbox.committed(3, 11)
+    assert list(outbox.released()) == [other]
+    outbox.committed(1, 11)
+    assert list(outbox.released()) == [behind_stall]
+
+
 def test_steps_wait_for_the_row_of_the_offer_that_they_depend_on_in_another_lane() -> None:
     world = World(lanes=2)
     world.apply(ONE)

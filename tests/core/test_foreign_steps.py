@@ -90,6 +90,44 @@ def test_a_broker_adopts_its_steps_of_a_message_that_the_worker_sends_to_another
     assert world.acked == [2], "the worker reports the step in a message of its own now"
 
 
+def test_a_delivery_of_a_former_owner_is_claimed_before_it_is_cancelled() -> None:
+    world = with_a_foreign_lane()
+    world.state.is_shared = True
+    world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    item = (batch.steps[0].step_id, 1)
+    earlier = (item[0], 9)  # a delivery that is not the current one, of the broker that owned the lane before
+    world.hello(n=2, holding=[(*item, "queued", 5), (*earlier, "asking", 5)])
+    sent = [message for _, message in world.sent if isinstance(message, wire.Adopt | wire.Cancel)]
+    assert [(type(message), message.items) for message in sent[:2]] == [
+        (wire.Adopt, [earlier]),
+        (wire.Cancel, [earlier]),
+    ]
+    world.pass_time(1_500)
+    assert world.heard(wire.Adopt)[-1].items == [earlier], "asked again, because the first message may be lost"
+    world.say(wire.Adopted(v="2.0", worker=W, session="7.1", items=[(*earlier, "unknown", 0)]))
+    asked = len(world.heard(wire.Adopt))
+    world.pass_time(3_000)
+    assert len(world.heard(wire.Adopt)) == asked
+
+
+def test_a_step_that_a_heartbeat_lists_before_it_is_adopted_is_claimed_all_the_same() -> None:
+    world = World()
+    world.task(ONE)
+    world.hello()
+    (batch,) = world.batches()
+    world.accept(batch)
+    item = (batch.steps[0].step_id, 1)
+    world.restart()
+    world.state.is_shared = True
+    world.hello(holding=[(*item, "asking", 5)])
+    world.pass_time(10)
+    assert [adopt.items for adopt in world.heard(wire.Adopt)][-1] == [item]
+    world.check()
+
+
 def test_a_refusal_of_one_step_does_not_make_the_worker_forget_the_steps_of_another_broker() -> None:
     world = with_a_foreign_lane()
     world.task(ONE)
@@ -183,6 +221,15 @@ def test_a_result_of_a_worker_inside_the_process_is_passed_on() -> None:
     world.say(wire.Heartbeat(v="2.0", worker=W, n=2, sessions={"b1": "7.1", "b2": "9.1"}, free={}))
     report(world, "batch_1", result(ELSEWHERE))
     assert len(world.passed_on) == 1
+
+
+def test_a_result_over_http_is_passed_on_also_without_a_session_and_before_another_broker_is_known() -> None:
+    world = World(lanes=2, own=[LANE])
+    world.handle(events.Attached(W, "poll"))
+    report(world, "batch_1", result(ELSEWHERE))
+    assert len(world.passed_on) == 1
+    world.handle(events.ResultsTaken(W, 1))
+    assert world.acked == [1]
 
 
 def test_own_steps_of_a_message_that_is_passed_on_are_applied_at_once() -> None:

@@ -4,15 +4,19 @@ The other broker is played by the test: it stores the order, and reads the answe
 """
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 import stepwire_protocol.messages as wire
 from stepwire_broker.core.answers.answers import CommandRefused, Done
+from stepwire_broker.core.answers.hints import HintCode
 from stepwire_broker.core.commit.id_blocks import IDS_PER_BLOCK
 from stepwire_broker.core.definitions.settings import LimitSettings, Settings
 from stepwire_broker.core.intake.commands import CancelTask, PauseTask, ResolveStep, ResumeTask, RetryTask
 from stepwire_broker.core.intake.erasure import ErasedTask, EraseTask
+from stepwire_broker.core.membership.cluster_rows import LaneOwner
+from stepwire_broker.core.membership.members import Members
 from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model import events, facts
 from stepwire_broker.core.sharing.explaining import StepsAnswer, WhyAnswer
@@ -29,6 +33,14 @@ ANN = {"by": "ann", "via": "token", "request_id": "9.5"}  # the client of anothe
 def shared(**members: object) -> World:
     """A broker that owns the first of two lanes."""
     return World(lanes=2, own=[LANE], **members)  # type: ignore[arg-type]
+
+
+def submitted(document: dict[str, Any]) -> tuple[World, int]:
+    """Such a broker with one stored task. From here on the test says when a group is committed."""
+    world = shared()
+    task_id = world.task(document)
+    world.auto = False
+    return world, task_id
 
 
 def kinds(world: World, task_id: int) -> list[str]:
@@ -83,12 +95,7 @@ def test_every_command_on_a_task_or_step_has_a_form_as_an_order() -> None:
 
 
 def test_the_answer_to_an_order_is_in_the_transaction_of_its_effect() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     order = world.order(CancelTask, task_id=task_id, reason="sold out", **ANN)
     world.look()
     group = world.groups[-1]
@@ -112,12 +119,7 @@ def test_the_history_and_the_audit_name_the_author_of_an_order() -> None:
 
 
 def test_an_order_that_is_found_again_before_its_commit_is_carried_out_once() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     world.order(PauseTask, task_id=task_id, **ANN)
     for _ in range(3):
         world.look()
@@ -195,12 +197,7 @@ def test_an_order_whose_effect_the_database_refuses_is_refused() -> None:
 
 
 def test_orders_in_the_group_after_a_refused_one_are_refused_with_their_task() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     first = world.order(PauseTask, task_id=task_id, **ANN)
     world.rows.refuses = {task_id}
     world.look()
@@ -213,12 +210,7 @@ def test_orders_in_the_group_after_a_refused_one_are_refused_with_their_task() -
 
 
 def test_an_order_that_meets_a_stalled_lane_stays_open_and_is_carried_out_later() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     world.ask(PauseTask, task_id=task_id)
     world.stall()
     order = world.order(CancelTask, task_id=task_id, **ANN)
@@ -231,12 +223,7 @@ def test_an_order_that_meets_a_stalled_lane_stays_open_and_is_carried_out_later(
 
 
 def test_a_broker_that_is_killed_before_the_commit_leaves_the_order_to_the_next_owner() -> None:
-    world = shared(auto=False)
-    world.apply(CHAIN)
-    world.settle()
-    world.submit()
-    world.settle()
-    (task_id,) = world.state.tasks
+    world, task_id = submitted(CHAIN)
     order = world.order(CancelTask, task_id=task_id, **ANN)
     world.look()
     assert world.groups[-1].orders_answered
@@ -324,6 +311,17 @@ def test_the_owner_explains_a_task_in_memory_and_a_task_that_is_only_stored() ->
     world.look()
     assert world.order_answer(ended).code == "cancelled"
     assert task_id not in world.state.tasks
+
+
+def test_a_command_on_a_task_in_a_lane_that_may_have_lost_commits_is_refused_at_once() -> None:
+    """No broker takes such a lane over, so an order would wait for nothing."""
+    world = shared()
+    world.state.members = Members("b1", 7, "1.2", 10_000, begun_mono=world.mono)
+    world.state.members.lanes = (LaneOwner(LANE, "b1", 7, 1), LaneOwner(LANE + 1, "b2", 3, 1, is_in_doubt=True))
+    refused = world.ask(CancelTask, task_id=ELSEWHERE)
+    assert (refused.code, refused.hint.code) == ("database_unavailable", HintCode.ACCEPT_LOSS)
+    assert refused.message.startswith(f"lane {LANE + 1}, which has the task, is not served: commits may have been lost")
+    assert not world.orders
 
 
 def test_the_owner_explains_the_open_steps_of_a_task_and_reports_their_progress() -> None:

@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 from stepwire_broker.core.definitions.settings import BatchSettings, BusSettings, LimitSettings, Settings
+from stepwire_broker.core.intake.commands import CancelTask
+from stepwire_broker.core.workers.executor_control import PauseExecutor
 from stepwire_protocol import codec
 
 from .world import BROKER, DIES_MS, ONE, W2, W, World, one, steps, worker_id
@@ -524,3 +526,60 @@ def test_a_request_carries_the_time_left_until_the_steps_deadline() -> None:
     world.pass_time(10_000)
     world.hello()
     assert world.batches()[0].steps[0].metadata.deadline_ms == 50_000
+
+
+# -- several lanes ----------------------------------------------------------------------------------------------------
+
+
+def with_busy_lane(world: World, priorities: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """Submit a task to each of two lanes, and let the first lane be written. Returns the tasks."""
+    world.apply(ONE)
+    tasks: dict[int, int] = {}
+    while len(tasks) < 2:
+        lane = 2 if 1 in tasks else 1
+        task_id = world.task(ONE, priority=priorities[lane - 1])
+        of_lane = world.state.tasks[task_id].lane
+        if of_lane == lane:
+            tasks[lane] = task_id
+        else:
+            world.ask(CancelTask, task_id=task_id)
+    world.auto = False
+    world.ask(PauseExecutor, executor="none")  # a row of the lowest lane
+    assert world.writings.keys() == {1}
+    return tasks[1], tasks[2]
+
+
+def test_a_step_of_a_lane_that_is_being_written_waits_for_the_next_group_of_its_lane() -> None:
+    world = World(lanes=2)
+    of_busy, of_idle = with_busy_lane(world)
+    world.hello()
+    assert (world.step(of_busy).state, world.step(of_idle).state) == ("ready", "dispatched")
+    world.commit(1)
+    assert world.step(of_busy).state == "dispatched"
+    world.settle()
+    assert [len(batch.steps) for batch in world.batches()] == [1, 1]
+
+
+def test_a_step_of_a_lane_that_is_being_written_leaves_before_steps_of_lower_priority() -> None:
+    world = World(lanes=2)
+    of_busy, of_idle = with_busy_lane(world, priorities=(5, 0))
+    world.hello(slots=1, prefetch=0)
+    assert (world.step(of_busy).state, world.step(of_idle).state) == ("dispatched", "ready")
+
+
+def test_a_full_batch_of_a_lane_that_is_being_written_leaves_at_once() -> None:
+    world = World(Settings(bus=BusSettings(batch=BatchSettings(max_steps=1))), lanes=2)
+    of_busy, of_idle = with_busy_lane(world)
+    world.hello()
+    assert (world.step(of_busy).state, world.step(of_idle).state) == ("dispatched", "dispatched")
+
+
+def test_a_batch_has_the_steps_of_one_lane_before_those_of_another() -> None:
+    world = World(lanes=2)
+    world.apply(ONE)
+    tasks = [world.task(ONE) for _ in range(6)]
+    lanes = {task_id: world.state.tasks[task_id].lane for task_id in tasks}
+    world.hello(slots=3, prefetch=0)
+    (batch,) = world.batches()
+    first = lanes[tasks[0]]
+    assert [step.task_id for step in batch.steps] == [task_id for task_id in tasks if lanes[task_id] == first]

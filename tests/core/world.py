@@ -551,7 +551,7 @@ def check_guards(state: BrokerState) -> None:
 
 
 def check_ready(state: BrokerState) -> None:
-    entries = [entry[-1] for routes in state.ready._by_namespace.values() for heap in routes.values() for entry in heap]
+    entries = state.ready.entries()
     assert state.ready.count == len(entries)
     assert len(set(map(id, entries))) == len(entries)
     assert all(step.queued for step in entries)

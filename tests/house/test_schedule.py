@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.schedule import APART, FIRST, SYSTEM, SYSTEM_PROCESSES, Schedule, rank_of, scope_of
+from tests.schedule import APART, FIRST, SYSTEM, SYSTEM_PROCESSES, WAIT_FOR_HUNT, Schedule, rank_of, scope_of
 
 from .source import ROOT
 
@@ -29,6 +29,14 @@ def test_a_test_is_ranked_by_the_first_name_that_it_begins_with() -> None:
     assert rank_of("tests/core/test_timers.py::test_a") == len(FIRST)
     assert scope_of("tests/core/test_timers.py::test_a[b::c]") == "tests/core/test_timers.py"
     assert scope_of(f"{APART[0]}::test_a[b]") == f"{APART[0]}::test_a[b]"
+
+
+@pytest.mark.parametrize("name", WAIT_FOR_HUNT)
+def test_the_tests_that_wait_for_one_search_occupy_one_process(name: str) -> None:
+    path, _, test = name.partition("::")
+    assert f"def {test}(" in (ROOT / path).read_text()
+    assert scope_of(f"{name}[a bug]") == scope_of(WAIT_FOR_HUNT[0])
+    assert scope_of(f"{path}::test_another[a]") == f"{path}::test_another[a]"
 
 
 class Configuration:

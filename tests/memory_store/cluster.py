@@ -159,7 +159,7 @@ class MemoryCluster:
         owner = (None, None) if next_owner is None else (next_owner.id, next_owner.epoch)
         self._tables.lanes[lane] = memory.LaneOwner(*owner, epoch + 1)
         if to is not None and next_owner is not None:
-            self._tables.owners.setdefault(lane, []).append((self._tables.now_ms(), to))
+            self._tables.owners.setdefault(lane, []).append((self._tables.true_ms(), to))
         return True
 
     def leave(self) -> None:

@@ -104,6 +104,7 @@ class Tables:
         self.controls: dict[tuple[str, str], ControlRow] = {}  # by kind and name
         self.orders: dict[int, OrderRow] = {}  # by id
         self.now_ms: Callable[[], int] = lambda: 0  # the clock of the database
+        self.true_ms: Callable[[], int] = lambda: 0  # the same, if that clock is never set
         self.audit: list[AuditRow] = []
         self.audit_cuts: dict[int, AuditHead] = {}  # by lane, where retention has removed rows
         self.deployment = ""
@@ -121,7 +122,7 @@ class Tables:
     def take(self, lane: int, owner: str, owner_epoch: int) -> None:
         """Give a lane to this start of a broker, which fences the writer of its former owner."""
         self.lanes[lane] = LaneOwner(owner, owner_epoch, self.lanes[lane].epoch + 1)
-        self.owners.setdefault(lane, []).append((self.now_ms(), owner))
+        self.owners.setdefault(lane, []).append((self.true_ms(), owner))
 
     def reserve_ids(self, lane: int, count: int) -> tuple[int, int]:
         number = max((n for n, block in self.blocks.items() if block.lane == lane), default=None)

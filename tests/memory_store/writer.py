@@ -16,7 +16,7 @@ from stepwire_broker.core.model.commit_group import (
 from stepwire_broker.store.audit_chain import linked
 from stepwire_broker.store.controls import CATALOGUE_CHANGED
 from stepwire_broker.store.keys import KeyOwner, Name
-from stepwire_broker.store.lane import NotAdvanced, Rows, StoredDigest, Trouble
+from stepwire_broker.store.lane import CommitsLost, NotAdvanced, Rows, StoredDigest, Trouble
 from stepwire_broker.store.ports import LANE
 
 from .tables import ControlRow, DataRefused, Tables, Undo
@@ -51,6 +51,7 @@ class MemoryWriter:
         self._refuses = refuses
         self._undo: Undo = []
         self._marks: list[int] = []
+        self._wanted = 0  # the sequence that did not follow the end of the lane
 
     def begin(self) -> None:
         assert not self._undo
@@ -74,6 +75,7 @@ class MemoryWriter:
     def advance(self, seq: int) -> None:
         tables = self._tables
         if not self.fits(seq):
+            self._wanted = seq
             raise NotAdvanced
         tables.seqs[self._lane] = seq
         self._undo.append(lambda: tables.seqs.__setitem__(self._lane, seq - 1))
@@ -83,7 +85,12 @@ class MemoryWriter:
         return self._is_owner and self._tables.seqs[self._lane] == seq - 1
 
     def position(self) -> int | None:
-        return self._tables.seqs[self._lane] if self._is_owner else None
+        if not self._is_owner:
+            return None
+        end = self._tables.seqs[self._lane]
+        if end < self._wanted - 1:
+            raise CommitsLost(f"lane {self._lane} ends at {end}, and group {self._wanted} follows {self._wanted - 1}")
+        return end
 
     @property
     def _is_owner(self) -> bool:

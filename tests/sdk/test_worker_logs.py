@@ -12,6 +12,8 @@ import pytest
 from msgspec import Raw
 from stepwire_protocol.messages import StepRequest
 
+from tests.cli import forked
+
 from .dialogue import step
 from .scripted_broker import ScriptedBroker
 
@@ -25,8 +27,12 @@ class LoggingWorker:
 
     def __init__(self, broker: ScriptedBroker, configuration: str) -> None:
         self.broker = broker
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), configuration], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        self.process = forked.start(
+            [sys.executable, str(PROGRAM), configuration],
+            Path.cwd(),
+            os.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
 
     def run(self, *steps: StepRequest) -> list[str]:

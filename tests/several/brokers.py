@@ -83,8 +83,12 @@ class Broker:
     def _is_listening(self) -> bool:
         if "\n" in self.program.stdout:
             return True
-        assert self.is_running, f"{self.id} ended with {self.program.process.poll()}:\n{self.program.stderr[-3000:]}"
+        self.assert_running()
         return False
+
+    def assert_running(self) -> None:
+        """Fail if the broker has ended by itself."""
+        assert self.is_running, f"{self.id} ended with {self.program.process.poll()}:\n{self.program.stderr[-3000:]}"
 
     def await_ready(self) -> None:
         self.await_listening()
@@ -94,7 +98,8 @@ class Broker:
         return self.site.ask(method, path, body, timeout_s=timeout_s)
 
     def kill9(self) -> int:
-        """Kill the process. Returns the time of the signal."""
+        """Kill the process, which must be alive. Returns the time of the signal."""
+        self.assert_running()
         self.site.fault("killed", self.program)
         at = now_ns()
         os.kill(self._process(), signal.SIGKILL)

@@ -204,6 +204,7 @@ class Chaos:
         time.sleep(self.campaign.lease_ms / 1000 * chance.choice((0.6, 1.3, 1.6)))
         broker.go_on()
         time.sleep(2.0)
+        broker.assert_running()
 
     def cut(self, broker: Broker, chance: random.Random) -> None:
         """Let nothing pass between the broker and the server, in one direction or both."""
@@ -215,6 +216,8 @@ class Chaos:
         time.sleep(chance.choice((1.0, 3.0, self.campaign.lease_ms / 1000 * 1.4)))
         broker.proxy.heal()
         broker.site.fault("healed", broker.program)
+        time.sleep(1.0)
+        broker.assert_running()
 
     def cut_commit(self, broker: Broker, chance: random.Random) -> None:
         """Cut the connection at a COMMIT."""
@@ -303,6 +306,8 @@ def run(brokers: Brokers, campaign: Campaign, report: Callable[[str], None]) -> 
     healed_s = time.monotonic()
     eventually(lambda: brokers.open_tasks() == 0 or None, "every task to end", SETTLE_BOUND_S)
     settled_s = time.monotonic() - healed_s
+    for broker in brokers:
+        broker.assert_running()
     events = Counter[str]()
     for broker in brokers:
         for path in (broker.site.directory / "logs").glob("broker-*.err"):

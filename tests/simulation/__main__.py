@@ -63,8 +63,8 @@ def main() -> int:
     driver = command_of(options.command) if options.command else driver_of(options.session)
     if (options.hostile or options.rotating or options.losing) and (options.record or options.keep or options.note):
         parser.error("--record, --keep and --note store seeds without --hostile, --rotating and --losing")
-    if options.brokers > 1 and (driver is not None or options.hostile or options.rotating or options.record):
-        parser.error("--brokers needs Python's session, and neither --hostile, --rotating nor --record")
+    if options.brokers > 1 and (driver is not None or options.losing or options.rotating or options.record):
+        parser.error("--brokers needs Python's session, and neither --losing, --rotating nor --record")
     if driver is not None and (options.planted or options.record or options.keep):
         parser.error("--planted, --record and --keep need Python's session in this process")
     try:

@@ -54,7 +54,7 @@ from tests.memory_store.writer import CannotWriteNow, SyncFailed
 from .clock import Clock
 from .elsewhere import Elsewhere
 from .hostile import THIEF
-from .membership import Membership
+from .membership import OLDER, VERSION, Membership
 from .notifications import Notifications
 from .server import Transaction
 from .stores import Observed
@@ -128,10 +128,13 @@ class BrokerNode:
 
     def start(self) -> None:
         world = self.world
-        if world.server is not None and not world.server.is_reached_by(self):
+        if world.server is not None and (world.lost_commits.is_stopped or not world.server.is_reached_by(self)):
             world.schedule.after(500.0, self.start)
             return
         self.life += 1
+        is_last = self.number == len(world.brokers) - 1
+        is_older = is_last and "broker_older" in world.faults.on and world.faults.strikes("broker_older", self.life)
+        self.version = OLDER if is_older else VERSION
         self.is_alive = True
         self.is_paused = False
         self._is_hung = False
@@ -186,7 +189,7 @@ class BrokerNode:
         if self._hits("broker_killed_loading", self.life):
             world.schedule.after(400.0 * self.chance.random() ** 2, self._kill_if, self.life)
         world.network.broker_started(self)
-        world.routes.broker_started()
+        world.routes.broker_started(self)
         self.world.count("event", "EndpointsBound")
         if world.hostile.is_on:
             self.turn.handle(world.hostile.grants())
@@ -248,7 +251,7 @@ class BrokerNode:
         world = self.world
         world.trace("broker_killed" + self._which, self.life)
         world.checks.broker_died(self)
-        world.routes.broker_died()
+        world.routes.broker_died(self)
         self.is_alive = False
         self.is_paused = False
         if world.faults.is_over:
@@ -371,11 +374,11 @@ class BrokerNode:
         topic, body = codec.split(frame)
         event = results.read(topic, body, self.settings.bus.max_message_bytes)
         self.world.count("event", type(event).__name__)
-        self.world.hostile.handle(event, principal, lambda: self.turn.handle(event, principal))
+        self.world.hostile.handle(self, event, principal, lambda: self.turn.handle(event, principal))
         self._flush_soon()
 
     def _on_subscribe(self, worker: str, principal: str) -> None:
-        self.world.hostile.subscribe(worker, principal)
+        self.world.hostile.subscribe(self, worker, principal)
 
     def _on_subscribed(self, worker: str, principal: str) -> None:
         self._on_event(Subscribed(worker), principal)
@@ -521,7 +524,7 @@ class BrokerNode:
             self.world.count("event", type(command).__name__)
             self._commands[request] = command
             self.world.checks.asked(self, command)
-            self.world.quotas.handle(command, lambda: self.turn.handle(command))
+            self.world.quotas.handle(self, command, lambda: self.turn.handle(command))
             self._flush_soon()
 
     def _breaker_changed(self, changed: BreakerChanged) -> None:

@@ -31,6 +31,7 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
             "LearnCatalogue",
             "LookedAround",
             "MoveLane",
+            "Notification",
             "ReportResult",
             "ResultsTaken",
         )

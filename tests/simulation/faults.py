@@ -36,7 +36,12 @@ CLUSTER_KINDS: Final = (  # only with several brokers
     "late_commit",  # a COMMIT is executed up to 30 s after its client gave up
 )
 # Added later, and drawn apart, so that older seeds stay the same.
-MOVE_KINDS: Final = ("lane_moved",)  # an operator gives a lane to another broker
+MOVE_KINDS: Final = (
+    "lane_moved",  # an operator gives a lane to another broker
+    "database_clock",  # the clock of the database is set
+    "commits_lost",  # the database returns to an earlier state: the end of the seed
+    "broker_older",  # a broker has an older version, until it is upgraded at the end
+)
 KINDS: Final = (
     # messages
     "loss",

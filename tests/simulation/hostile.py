@@ -20,12 +20,12 @@ from stepwire_protocol import messages as wire
 from .faults import HOSTILE_KINDS
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .peer_node import PeerNode
     from .worker_node import WorkerNode
     from .world import World
 
 THIEF: Final = "thief"
-BROKER: Final = "b1"
 FORGED_MAX: Final = 80
 REVOKED_MAX: Final = 6
 V: Final = limits.PROTOCOL_LEVEL_1
@@ -85,8 +85,8 @@ class Hostile:
         principal, for_ms = THIEF if node is None else self.principal_of(node), 15_000.0 * luck.random() ** 2
         self.revoked.add(principal)
         if node is not None and node.is_alive:
-            way = node.links["b1"].down
-            way.cut_until_ms = max(way.cut_until_ms, self.world.now + for_ms)
+            for link in node.links.values():
+                link.down.cut_until_ms = max(link.down.cut_until_ms, self.world.now + for_ms)
         self._change_grants()
         self.world.schedule.after(for_ms, self._admit, principal)
 
@@ -95,13 +95,15 @@ class Hostile:
         self._change_grants()
 
     def _change_grants(self) -> None:
-        if self.is_on and self.world.broker.is_alive:
-            self.world.broker.post("event", self.grants())
+        for broker in self.world.brokers:
+            if self.is_on and broker.is_alive:
+                broker.post("event", self.grants())
 
     # -- forged frames ------------------------------------------------------------------------------------------------
 
     def _forge(self, luck: Random) -> None:
-        broker = self.world.broker
+        brokers = self.world.brokers
+        broker = brokers[0] if len(brokers) == 1 else luck.choice(brokers)
         if not broker.is_alive or broker.is_paused:
             return
         state = broker.state
@@ -128,15 +130,23 @@ class Hostile:
             name = worker if luck.random() < 0.9 else self._own
             k = luck.choice((1, 2)) + (session.k if session is not None else 0)
             message = self._message(
-                luck, name, session.id if session is not None else f"{state.identity.epoch}.1", k, item, batch_id
+                broker,
+                luck,
+                name,
+                session.id if session is not None else f"{state.identity.epoch}.1",
+                k,
+                item,
+                batch_id,
             )
-            topic = topics.WORKERS if isinstance(message, _OF_WORKERS) else topics.results_to(BROKER)
+            topic = topics.WORKERS if isinstance(message, _OF_WORKERS) else topics.results_to(broker.id)
             broker.post("message", topic + codec.encode(message), THIEF)
 
     def _inner(self) -> list[Any]:
         return [node for node in self.world.routes.inner if node.is_alive]
 
-    def _message(self, luck: Random, worker: str, session: str, k: int, item: wire.Item, batch_id: str) -> Any:
+    def _message(
+        self, broker: "BrokerNode", luck: Random, worker: str, session: str, k: int, item: wire.Item, batch_id: str
+    ) -> Any:
         self._n += 1
         n = 1_000_000 + self._n
         head: dict[str, Any] = {"v": V, "worker": worker}
@@ -144,10 +154,10 @@ class Hostile:
         held = [] if luck.random() < 0.5 else [(*item, luck.choice(("running", "done", "queued")), 60_000)]
         match luck.choice(_KINDS):
             case "hello":
-                free = {"next": {BROKER: k}, "free": {BROKER: 50}}
+                free = {"next": {broker.id: k}, "free": {broker.id: 50}}
                 return wire.Hello(**head, n=n, versions=[V], handlers=["evil"], slots=9, holding=held, **free)
             case "heartbeat":
-                return wire.Heartbeat(**head, n=n, sessions={BROKER: session}, free={BROKER: 50}, holding=held)
+                return wire.Heartbeat(**head, n=n, sessions={broker.id: session}, free={broker.id: 50}, holding=held)
             case "bye":
                 return wire.Bye(**head, n=n)
             case "gone":
@@ -166,7 +176,7 @@ class Hostile:
             case _:
                 return wire.Results(
                     **of_session,
-                    deployment=self.world.broker.state.identity.deployment,
+                    deployment=broker.state.identity.deployment,
                     batch_id=batch_id,
                     protocol_version=V,
                     rid=n,
@@ -177,16 +187,16 @@ class Hostile:
 
     # -- the invariant ------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Any, principal: str, handle: Callable[[], Decision]) -> None:
+    def handle(self, broker: "BrokerNode", event: Any, principal: str, handle: Callable[[], Decision]) -> None:
         """Let the core handle a message. A forged one, and one of a revoked principal, must change nothing."""
-        if not self.is_on or not self._is_forged(event, principal):
+        if not self.is_on or not self._is_forged(broker, event, principal):
             handle()
             return
-        before = self._snapshot()
+        before = self._snapshot(broker)
         decision = handle()
         self.world.count("forged", type(event).__name__)
         fail = self.world.checks.books.fail
-        if self._snapshot() != before:
+        if self._snapshot(broker) != before:
             fail("S1 forged input changes nothing", f"{event} of {principal}")
         for send in decision.sends:
             worker = topics.worker_of(send.topic)
@@ -197,9 +207,8 @@ class Hostile:
         if not may_read and any(isinstance(read, LoadBySteps) for read in decision.reads):
             fail("S1 forged input does nothing", f"{event} of {principal}")
 
-    def subscribe(self, worker: str, principal: str) -> None:
+    def subscribe(self, broker: "BrokerNode", worker: str, principal: str) -> None:
         """A peer asks for an inbox, as the bus passes it on."""
-        broker = self.world.broker
         if authority.of_subscription(broker.state, principal, topics.to_worker(worker)) is not None:
             return
         owner = self.owners.get(worker, principal)
@@ -210,17 +219,17 @@ class Hostile:
         if owner == principal:
             broker.turn.handle(Subscribed(worker), principal)
 
-    def _is_forged(self, event: Any, principal: str) -> bool:
-        if principal == THIEF or principal not in self.world.broker.state.principals:
+    def _is_forged(self, broker: "BrokerNode", event: Any, principal: str) -> bool:
+        if principal == THIEF or principal not in broker.state.principals:
             return True
         if isinstance(event, wire.ResultsLevel0):
             return self.batches.get(event.batch_id, principal) != principal
         worker = getattr(event, "worker", None)
         return worker is not None and self.owners.get(worker, principal) != principal
 
-    def _snapshot(self) -> Any:
+    def _snapshot(self, broker: "BrokerNode") -> Any:
         """Everything of others that a message of the thief could change."""
-        state = self.world.broker.state
+        state = broker.state
         return (
             [
                 (

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LEASE_MS: Final = 10_000
 BEAT_PATIENCE_MS: Final = 2_000.0
 VERSION: Final = "1.0"
+OLDER: Final = "0.9"
 
 
 class Membership:
@@ -41,8 +42,8 @@ class Membership:
         self._beats = 0  # that were planned
         self._is_beating = self._beats_again = False
         self.stopped_until_ms = -1.0  # the thread of beats stands still, by a fault
-        self.cluster.start(VERSION, node.settings.bus.lease_ms)
-        self.members = Members(node.id, epoch, VERSION, LEASE_MS, self._beaten_mono)
+        self.cluster.start(node.version, node.settings.bus.lease_ms)
+        self.members = Members(node.id, epoch, node.version, LEASE_MS, self._beaten_mono)
 
     def first_lanes(self) -> list[TakenLane]:
         """Beat and take for the first time, before the core begins."""

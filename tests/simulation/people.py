@@ -242,6 +242,8 @@ class People:
             if state["over"]:
                 return
             row = world.tables.tasks.get(task_id)
+            if row is None and world.checks.is_over:
+                return  # lost with its commit
             assert row is not None, task_id
             if row.finished_ms is not None or world.checks.books.is_closing:
                 state["over"] = True
@@ -288,7 +290,7 @@ class People:
                     world.quieted.add(worker.id)
                     self.command(
                         lambda r, i=worker.id: DrainWorker(r, i, luck * 10 % 1 < 0.5),  # type: ignore[misc]
-                        self._home(worker.number),
+                        self.home(worker.number),
                     )
             case "operator_pause":
                 self.command(lambda r: PauseTask(r, task_id))
@@ -319,7 +321,7 @@ class People:
         if self.world.faults.strikes("operator_breaker", number):
             handler = HANDLERS[int(luck * len(HANDLERS))]
             state: Any = "open" if luck * 100 % 1 < 0.6 else "closed"
-            home = self._home(HANDLERS.index(handler))
+            home = self.home(HANDLERS.index(handler))
             self.command(lambda r: SetBreaker(r, handler, state, "an operator decided it"), home)
             self.world.schedule.after(500.0 + 9_000.0 * size, self._release_breaker, handler, home)
 
@@ -356,10 +358,12 @@ class People:
         Asking(self.world, chance, lambda r: RecordAction(r, action="record_backup"), lambda _: None)
 
     def command(self, make: Callable[[int], Any], at: "Callable[[], BrokerNode | None] | None" = None) -> None:
+        if self.world.checks.is_over:
+            return  # after lost commits, no operator decides anything
         self._unanswered += 1
         Asking(self.world, self.chance, make, self._command_answered, at)
 
-    def _home(self, number: int) -> "Callable[[], BrokerNode]":
+    def home(self, number: int) -> "Callable[[], BrokerNode]":
         """The broker that gets every command on this worker or handler: a broker knows no control that an operator has
         set at another one since its start."""
         brokers = self.world.brokers

@@ -45,6 +45,7 @@ class PlannedFaults:
             ("beats_stopped", 3, self._stop_beats),
             ("loop_hangs", 3, self._hang_loop),
             ("lane_moved", 8, self._move_lane),
+            ("database_clock", 3, self._set_database_clock),
         )
         for kind, most, strike in plan:
             if self.world.focus is not None:
@@ -103,6 +104,9 @@ class PlannedFaults:
 
     def _hang_loop(self, luck: float, size: float) -> None:
         self._broker(luck).pause(1_000.0 + 29_000.0 * size**2, only_loop=True)
+
+    def _set_database_clock(self, luck: float, size: float) -> None:
+        self.world.database_jumped_ms = int(7_200_000 * (size - 0.5)) if luck < 0.8 else 0
 
     def _move_lane(self, luck: float, size: float) -> None:
         """An operator gives a lane to a broker, which may be dead or own it already."""

@@ -1,7 +1,9 @@
 """Quotas of namespaces: in some seeds the two namespaces have limits, which the configuration changes while tasks run.
 
 An account of its own judges each submission: the open steps are counted from the rows and the tasks in memory, the rate
-from the submissions that were accepted.
+from the submissions that were accepted. A broker among others knows the open steps of the others as of their last
+beats, and each broker counts the rate by itself. So several brokers are judged only by what one of them accepts: its
+own open steps alone never exceed the limit.
 """
 
 from collections import Counter
@@ -17,6 +19,7 @@ from . import flows
 from .checks import quotas as checks
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .world import World
 
 
@@ -28,6 +31,7 @@ class Quotas:
         self._changes = self.is_on and self.chance.random() < 0.5
         self.configured = self._drawn() if self.is_on else {}
         self.active = self.configured
+        self._has_changed = False
         self._left: dict[str, tuple[float, int]] = {}  # by namespace: the steps that its rate allowed, and when
 
     def _drawn(self) -> dict[str, QuotaSettings]:
@@ -53,6 +57,11 @@ class Quotas:
 
     def _change(self, quotas: dict[str, QuotaSettings]) -> None:
         """The configuration is reloaded. A suspended broker reads it later, so it is left alone."""
+        if len(self.world.brokers) > 1:
+            self._has_changed = True  # the brokers read it at different times
+            for each in self.world.brokers:
+                each.post("event", QuotasChanged(quotas))
+            return
         broker = self.world.broker
         if broker.is_alive and not broker.is_paused:
             left = {namespace: self._left_now(namespace, rate) for namespace, rate in self._rates().items()}
@@ -73,10 +82,13 @@ class Quotas:
         self.active = self.configured
         self._left = {}
 
-    def handle(self, command: Any, handle: Callable[[], None]) -> None:
+    def handle(self, broker: "BrokerNode", command: Any, handle: Callable[[], None]) -> None:
         """Give the broker a command, and judge what it decided about a submission."""
         if not self.is_on or not isinstance(command, SubmitTasks):
             handle()
+            return
+        if len(self.world.brokers) > 1:
+            self._handle_among_others(broker, command, handle)
             return
         state = self.world.broker.state
         expected, is_building = self._over(command), bool(state.building)
@@ -93,6 +105,18 @@ class Quotas:
                 if namespace in steps:
                     left = self._left_now(namespace, rate) - steps[namespace]
                     self._left[namespace] = left, self.world.broker.now().mono
+
+    def _handle_among_others(self, broker: "BrokerNode", command: SubmitTasks, handle: Callable[[], None]) -> None:
+        state = broker.state
+        is_judged = not state.building and not self._has_changed
+        open_steps = checks.open_steps(state, self.world.tables) if is_judged else Counter[str]()
+        ids_before = sum(lane.ids.next for lane in state.lanes.values())
+        handle()
+        if is_judged and sum(lane.ids.next for lane in state.lanes.values()) > ids_before:
+            for namespace, steps in _steps_of(command).items():
+                quota = self.configured.get(namespace)
+                most = None if quota is None else quota.max_open_steps
+                checks.check_own_steps(self.world.checks.books, broker, open_steps[namespace] + steps, most)
 
     def _over(self, command: SubmitTasks) -> str | None:
         """The quota that this submission exceeds, if any."""

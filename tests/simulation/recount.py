@@ -83,7 +83,7 @@ def _check_guards(state: BrokerState) -> None:
 
 
 def _check_ready(state: BrokerState) -> None:
-    entries = [entry[-1] for routes in state.ready._by_namespace.values() for heap in routes.values() for entry in heap]
+    entries = state.ready.entries()
     assert state.ready.count == len(entries), (
         f"{state.ready.count} are counted in the ready queue, in truth {len(entries)}"
     )

@@ -1,6 +1,6 @@
-"""Rules, canaries, shadows, and workers inside the broker's own process, in a fifth of the seeds.
+"""Rules, canaries, shadows, and workers inside the brokers' own processes, in a fifth of the seeds.
 
-Such a worker lives and dies with the broker, and the next start knows by its id that it is dead. Rules come from the
+Such a worker lives and dies with its broker, and the next start knows by its id that it is dead. Rules come from the
 configuration and from an operator. Only the broker evaluates them: the checks are that every other promise holds
 whatever the rules are, and that a shadow is a copy and nothing else.
 """
@@ -27,9 +27,10 @@ from stepwire_broker.core.routing.router import Router
 from stepwire_broker.core.routing.runtime_rules import stored_rules
 from stepwire_broker.core.workers.executor_control import PauseExecutor, ResumeExecutor
 
-from .worker_node import HANDLERS, HOST, WorkerNode
+from .worker_node import HANDLERS, WorkerNode
 
 if TYPE_CHECKING:
+    from .broker_node import BrokerNode
     from .world import World
 
 INNER: Final = "inner"
@@ -77,15 +78,19 @@ class Routes:
         luck = chance.random()
         if luck < 0.2:
             executor = chance.choice((BUS, INNER))
-            world.people.command(lambda r: PauseExecutor(r, executor))
-            world.schedule.after(5_000.0 * chance.random(), world.people.command, lambda r: ResumeExecutor(r, executor))
+            home = world.people.home(EXECUTORS.index(executor))
+            world.people.command(lambda r: PauseExecutor(r, executor), home)
+            resume_ms = 5_000.0 * chance.random()
+            world.schedule.after(resume_ms, world.people.command, lambda r: ResumeExecutor(r, executor), home)
         elif luck < 0.55:
             world.people.command(lambda r: SetRule(r, rule.match, rule))
         elif luck < 0.8:
             world.people.command(lambda r: SetRule(r, rule.match, None))
-        elif world.broker.is_alive:
+        else:
             execution = ExecutionSettings(rules=tuple(self._rule() for _ in range(chance.randint(0, 2))))
-            world.broker.post("event", Reconfigure(execution))
+            for broker in world.brokers:
+                if broker.is_alive:
+                    broker.post("event", Reconfigure(execution))
 
     def heal(self) -> None:
         """Resume every executor: an earlier command may have come late, or reached no broker."""
@@ -93,29 +98,36 @@ class Routes:
             for after_ms in (2_000.0, 20_000.0):
                 for executor in (BUS, INNER):
                     self.world.schedule.after(
-                        after_ms, self.world.people.command, lambda r, key=executor: ResumeExecutor(r, key)
+                        after_ms,
+                        self.world.people.command,
+                        lambda r, key=executor: ResumeExecutor(r, key),
+                        self.world.people.home(EXECUTORS.index(executor)),
                     )
 
     # -- inside the broker's process ----------------------------------------------------------------------------------
 
     def workers(self, numbered_from: int) -> list[WorkerNode]:
-        self.inner = [InnerNode(self.world, numbered_from + i) for i in range(self.count)]
+        brokers = [broker for broker in self.world.brokers for _ in range(self.count)]
+        self.inner = [InnerNode(self.world, numbered_from + i, broker) for i, broker in enumerate(brokers)]
         return list(self.inner)
 
-    def broker_started(self) -> None:
+    def broker_started(self, broker: "BrokerNode") -> None:
         for node in self.inner:
-            self.world.schedule.after(5.0 * self.chance.random(), node.start)
+            if node.broker is broker:
+                self.world.schedule.after(5.0 * self.chance.random(), node.start)
 
-    def broker_died(self) -> None:
+    def broker_died(self, broker: "BrokerNode") -> None:
         for node in self.inner:
-            node.die_with_broker()
+            if node.broker is broker:
+                node.die_with_broker()
 
 
 class InnerNode(WorkerNode):
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "World", number: int, broker: "BrokerNode") -> None:
         super().__init__(world, number)
+        self.broker = broker
         self.offers = tuple(Offer(name, self.concurrency, shadow_safe=True) for name in HANDLERS)
-        self.host = HOST
+        self.host = broker.host
         self.proof = self.is_provable = False
         self._rate = dict.fromkeys(self._rate, 0.0)
         self._lives = 0
@@ -124,15 +136,18 @@ class InnerNode(WorkerNode):
     def principal(self) -> str:
         return PROCESS
 
+    def _reached_brokers(self) -> "list[BrokerNode]":
+        return [self.broker]
+
     def start(self) -> None:
-        if not self.is_alive and self.world.broker.is_alive:
+        if not self.is_alive and self.broker.is_alive:
             super().start()
 
     def new_id(self) -> str | None:
         """Return the id of the next worker; None if the broker died as it received it, and this worker with it."""
         self._lives += 1
-        broker = self.world.broker
-        worker_id = own_worker(INNER, "b1", broker.state.identity.epoch, 16 * self._lives + self.number)
+        broker = self.broker
+        worker_id = own_worker(INNER, broker.id, broker.state.identity.epoch, 16 * self._lives + self.number)
         broker.post("event", Attached(worker_id, INNER))
         return worker_id if broker.is_alive else None
 
@@ -140,7 +155,7 @@ class InnerNode(WorkerNode):
         """Detach this worker. Another one starts after a while."""
         if self.is_alive:
             self._end()
-            self.world.broker.post("event", Detached(self.id))
+            self.broker.post("event", Detached(self.id))
             self.world.schedule.after(500.0, self.start)
 
     def die_with_broker(self) -> None:

@@ -149,7 +149,7 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, planted.Hunt]:
     return {hunt.name: hunt for hunt in msgspec.json.decode(shared.read_bytes(), type=list[planted.Hunt])}
 
 
-@pytest.mark.parametrize("name", [bug.name for bug in planted.BUGS])
+@pytest.mark.parametrize("name", [bug.name for bug in planted.BUGS if not bug.is_rare])
 def test_a_planted_bug_is_found(name: str, hunted: dict[str, planted.Hunt]) -> None:
     assert hunted[name].seed is not None
 

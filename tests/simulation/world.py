@@ -32,8 +32,11 @@ from .clock import WALL_START_MS, Endless, Schedule
 from .driven import DrivenNode, Drivers
 from .faults import BREAKER_KINDS, HOSTILE_KINDS, KEY_KINDS, LANE_KINDS, Faults
 from .flows import AT_LEVEL0, COUNT
+from .follower import Follower
 from .hostile import Hostile
 from .lane_changes import ELSEWHERE, LaneChanges
+from .lost_commits import LostCommits
+from .membership import VERSION
 from .network import Network
 from .peer_node import HANDLER, PeerNode
 from .people import People
@@ -50,6 +53,7 @@ SETTLED_MS: Final = 60_000.0
 DOUBTED_MS: Final = 40_000.0  # after the last fault: every earlier lease has ended by then
 BALANCED_MS: Final = 90_000.0  # after the last fault: every lane is served, and every broker has its share
 STEADY_MS: Final = 30_000.0
+HOSTILE_SHARE: Final = 0.15  # of the seeds with several brokers, which else would have a thief nearly always
 BALANCE_EVERY: Final = 4  # one seed in this many waits for the balance, in which nothing else happens
 EVENTS_MAX: Final = 600_000
 TRACE_MAX: Final = 4_000
@@ -108,7 +112,9 @@ class World:
         self._level0 = Random(f"{seed}/level0")
         is_alone = brokers == 1
         if not is_alone:
-            self.faults.on -= {*HOSTILE_KINDS, *KEY_KINDS}
+            self.faults.on -= set(KEY_KINDS)
+            if Random(f"{seed}/hostile/several").random() >= HOSTILE_SHARE:
+                self.faults.on -= set(HOSTILE_KINDS) - always
         peers = 0 if self.focus is not None else self._level0.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 3))
         self.flows_count = COUNT
         if peers:
@@ -117,9 +123,9 @@ class World:
         self.settings = self.breakers.settings(self.settings)
         if not self.breakers.is_on:
             self.faults.on -= set(BREAKER_KINDS)
-        self.quotas = Quotas(self, is_possible=self.focus is None and is_alone)
+        self.quotas = Quotas(self, is_possible=self.focus is None)
         self.settings = self.quotas.settings(self.settings)
-        self.routes = Routes(self, is_possible=self.focus is None and not peers and is_alone)
+        self.routes = Routes(self, is_possible=self.focus is None and not peers)
         self.settings = self.routes.settings(self.settings)
         self.server_keys = ServerKeys(self, is_possible=not peers and is_alone)
         self._refused_rate = self.faults.rate("data_refused", 0.02)
@@ -148,7 +154,9 @@ class World:
         self.brokers = [BrokerNode(self, i) for i in range(brokers)]
         self.broker = self.brokers[0]
         self.server = None if is_alone else Server(self)
-        self.tables.now_ms = lambda: WALL_START_MS + int(self.now)
+        self.database_jumped_ms = 0
+        self.tables.now_ms = lambda: WALL_START_MS + int(self.now) + self.database_jumped_ms
+        self.tables.true_ms = lambda: WALL_START_MS + int(self.now)
         self._askers = Random(f"{seed}/askers")
         workers = self.chance.choice((1, 2, 2, 3, 3, 4, 6))
         if self.focus is not None:
@@ -162,6 +170,8 @@ class World:
         self.lane_changes = LaneChanges(self)
         self.people = People(self)
         self.planned_faults = PlannedFaults(self)
+        self.follower = Follower(self)
+        self.lost_commits = LostCommits(self)
         self.quieted: set[str] = set()
         self.phase_ms = 1_000.0 * self.chance.choice((5, 10, 15, 20, 30, 45, 60, 90))
         if self.chance.random() < 0.05:
@@ -250,10 +260,14 @@ class World:
             schedule.after(200.0 * self._level0.random(), peer.start)
         self.people.begin(self.phase_ms)
         self.planned_faults.plan()
+        self.follower.plan()
         self.routes.plan(self.phase_ms)
         self.quotas.plan(self.phase_ms)
         self.hostile.plan(self.phase_ms)
         self.server_keys.plan(self.phase_ms)
+        if self.lost_commits.is_on:
+            self.lost_commits.run()
+            return
         schedule.run(self.phase_ms)
         self._heal()
         # A time that was read from the database may be as wrong as the clock was.
@@ -267,6 +281,7 @@ class World:
         if self.server is not None and self.seed % BALANCE_EVERY == 0:
             self._judge_balance()
         self.checks.check_end()
+        self.follower.check_end()
 
     def _judge_balance(self) -> None:
         """L6: some time after the last fault every lane is served, the shares are equal, and no lane moves."""
@@ -305,9 +320,12 @@ class World:
                 way.cut_until_ms = way.deaf_until_ms = way.burst_until_ms = -1.0
         for broker in self.brokers:
             broker.resume(broker.life)
+            if broker.is_alive and broker.version != VERSION:
+                broker.kill()  # it is upgraded
         for worker in self.workers:
             worker.resume(worker.life)
-            if worker.is_alive and (worker.id in self.quieted or len(worker.links) < len(self.brokers)):
+            is_elsewhere = worker.number < self.on_bus and len(worker.links) < len(self.brokers)
+            if worker.is_alive and (worker.id in self.quieted or is_elsewhere):
                 worker.kill()  # an operator drained it, or it does not reach every broker
             if not worker.is_alive:
                 self.schedule.after(1_000.0 * self.chance.random(), worker.start)

@@ -29,6 +29,7 @@ from .ledger import now_ns
 FAULTS: Final = ("broker", "commit", "worker", "pause", "freeze", "server")
 CYCLE_BOUND_S: Final = 60.0
 SETTLE_BOUND_S: Final = 120.0
+TASKS_AT_ONCE: Final = 8
 SPREAD_MS: Final = 300  # a kill comes at a random moment within this time from the start of its cycle
 COMMITS_MAX: Final = 40  # a broker killed at a commit has written at most this many groups
 
@@ -87,11 +88,12 @@ def run(
             if time.monotonic() >= until_s:
                 break
             fault = chance.choice(campaign.faults)
-            in_flight = eventually(
-                lambda: _in_flight(site, campaign.in_flight),
-                f"{campaign.in_flight} deliveries in flight",
-                CYCLE_BOUND_S,
-            )
+            try:
+                in_flight = eventually(
+                    lambda: _in_flight(site, campaign), f"{campaign.in_flight} deliveries in flight", CYCLE_BOUND_S
+                )
+            except Stuck as error:
+                raise Stuck(f"{error}; {_situation(site, load)}") from None
             time.sleep(chance.random() * SPREAD_MS / 1000)
             done = _FAULTS[fault](site, workers, chance, campaign)
             cycles.append(Cycle(fault, in_flight, *done))
@@ -106,7 +108,10 @@ def run(
 
 
 class Load:
-    """Clients that submit one task after another while few enough are open, and repeat each until acknowledged."""
+    """Clients that submit tasks, a few at a time, while few enough are open, and repeat each until acknowledged.
+
+    On a busy machine, clients that submitted one task at a time would be slower than the broker that ends the tasks.
+    """
 
     def __init__(self, site: Site, clients: int, backlog: int) -> None:
         self._site = site
@@ -127,13 +132,14 @@ class Load:
         recorded = self._site.recorded_client()
         number = 0
         while not self._is_over.is_set():
-            if number % 10 == 0 and open_tasks(self._site) > self._backlog:
+            if open_tasks(self._site) > self._backlog:
                 self._is_over.wait(0.02)
                 continue
-            recorded.submit_until_acknowledged("mixed", f"c{client}-{number}", {"n": number}, CYCLE_BOUND_S)
-            number += 1
+            keys = [f"c{client}-{number + i}" for i in range(TASKS_AT_ONCE)]
+            recorded.submit_many_until_acknowledged("mixed", keys, {"n": number}, CYCLE_BOUND_S)
+            number += len(keys)
             with self._lock:
-                self.acknowledged += 1
+                self.acknowledged += len(keys)
 
 
 Done = tuple[float, float]
@@ -209,9 +215,21 @@ _FAULTS: Final = {
 }
 
 
-def _in_flight(site: Site, least: int) -> int | None:
+def _in_flight(site: Site, campaign: Campaign) -> int | None:
+    """The number of deliveries in flight, once they are enough, or as many tasks are open as may be."""
     holding = sum(worker["holding"] for worker in site.workers())
-    return holding if holding >= least else None
+    if holding >= campaign.in_flight or (holding and open_tasks(site) >= campaign.backlog):
+        return holding
+    return None
+
+
+def _situation(site: Site, load: Load) -> str:
+    """Where the tasks are, and what the broker knows of the workers."""
+    where = ("waiting", "ready", "dispatched", "retry_wait", "held")
+    steps = {state: site.number(f"SELECT count(*) FROM steps WHERE state = '{state}'") for state in where}  # noqa: S608
+    holding = {worker["worker"]: worker["holding"] for worker in site.workers()}
+    readiness = site.ask("GET", "/readyz").body
+    return f"{open_tasks(site)} open tasks, {load.acknowledged} acknowledged, steps {steps}, {holding}, {readiness}"
 
 
 def open_tasks(site: Site) -> int:

@@ -497,12 +497,24 @@ class RecordedClient:
             answer = self.submit(workflow, key, context, timeout_s=5.0)
             if answer.status in (200, 201):
                 return int(answer.body["task_id"])
-            assert answer.status in (0, 429, 503), f"{answer}\n" + "\n".join(
-                program.stderr[-3000:] for program in self._site.programs if program.name.startswith("broker")
-            )
-            if time.monotonic() > until:
-                raise Stuck(f"{key} was not acknowledged within {bound_s:g} s: {answer}")
-            time.sleep(POLL_MAX_S)
+            self._repeat(answer, key, until)
+
+    def submit_many_until_acknowledged(
+        self, workflow: str, keys: Sequence[str], context: Any = None, bound_s: float = 30.0
+    ) -> None:
+        """Repeat a batch with the same keys until it is acknowledged."""
+        until = time.monotonic() + bound_s
+        while (answer := self.submit_many(workflow, keys, context, timeout_s=10.0)).status not in (200, 201):
+            self._repeat(answer, keys[0], until)
+
+    def _repeat(self, answer: Answer, key: str, until: float) -> None:
+        """Pause before a submission is repeated, or raise an error if that is in vain or takes too long."""
+        assert answer.status in (0, 429, 503), f"{answer}\n" + "\n".join(
+            program.stderr[-3000:] for program in self._site.programs if program.name.startswith("broker")
+        )
+        if time.monotonic() > until:
+            raise Stuck(f"{key} was not acknowledged in time: {answer}")
+        time.sleep(POLL_MAX_S)
 
     def _acknowledged(self, key: str, workflow: str, task_id: int, created: bool) -> None:
         self._ledger.write("acknowledged", key=key, workflow=workflow, task_id=task_id, created=created)

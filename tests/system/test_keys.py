@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from stepwire import Client
 
+from tests.cli import forked
 from tests.cli.a_place import Place, place, stop
 
 from .harness import REPOSITORY, eventually
@@ -70,10 +71,10 @@ class Deployment(NamedTuple):
         keys = {} if key_file is None else {"STEPWIRE_CURVE_FILE": str(self.place.directory / key_file)}
         log = self.place.directory / f"{name}.log"
         with log.open("w") as file:
-            process = subprocess.Popen(
+            process = forked.start(
                 command,
-                cwd=self.place.directory,
-                env={
+                self.place.directory,
+                {
                     **self.place.environ,
                     "STEPWIRE_STEPS": endpoints["steps"],
                     "STEPWIRE_RESULTS": endpoints["results"],
@@ -83,7 +84,6 @@ class Deployment(NamedTuple):
                 },
                 stdout=file,
                 stderr=file,
-                text=True,
             )
         self.processes.append(process)
         return process

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.cli import forked
 from tests.cli.a_place import Place, place, stop
 
 from .harness import eventually
@@ -233,18 +234,14 @@ class Site(NamedTuple):
     log: Path
 
     def worker(self, facts: dict[str, Any], **environ: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        kept = {name: value for name, value in self.here.environ.items() if name in ("PATH", "HOME", "PYTHONPATH")}
+        endpoints = {"STEPWIRE_STEPS": facts["steps"], "STEPWIRE_RESULTS": facts["results"], "STEPWIRE_NAME": "shop"}
+        return forked.start(
             [sys.executable, "worker.py"],
-            cwd=self.here.directory,
-            env={
-                **{name: value for name, value in self.here.environ.items() if name in ("PATH", "HOME", "PYTHONPATH")},
-                "STEPWIRE_STEPS": facts["steps"],
-                "STEPWIRE_RESULTS": facts["results"],
-                "STEPWIRE_NAME": "shop",
-                **environ,
-            },
+            self.here.directory,
+            {**kept, **endpoints, **environ},
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
 
@@ -273,9 +270,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             with (here.directory / "broker.log").open("w") as errors:
                 command = [sys.executable, "-m", "stepwire", "serve", "-o", "json"]
                 brokers.append(
-                    subprocess.Popen(
-                        command, cwd=here.directory, env=here.environ, stdout=subprocess.PIPE, stderr=errors, text=True
-                    )
+                    forked.start(command, here.directory, here.environ, stdout=subprocess.PIPE, stderr=errors)
                 )
         facts = [json.loads(broker.stdout.readline()) for broker in brokers if broker.stdout is not None]
         yield Site(first, facts[0], facts[1], log)

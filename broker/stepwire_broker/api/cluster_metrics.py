@@ -1,15 +1,24 @@
-"""The metrics of brokers that share a database, from the state of the core."""
+"""The metrics of brokers that share a database and of the lanes that this one owns, from the state of the core."""
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from stepwire_broker.core.commit.decision import LaneEnding
 
 Gauged: TypeAlias = list[tuple[tuple[str, ...], float]]
+
+
+class LaneFigures(NamedTuple):
+    commits: int  # the number of the last transaction
+    open_steps: int
+    is_stalled: bool
 
 
 class ClusterFigures(NamedTuple):
     """The place of this broker among the brokers on its database."""
 
-    lanes: int
+    lanes: dict[int, LaneFigures]  # that this broker owns
+    lane_changes: dict[str, int]  # since its start, by kind
     live_brokers: int
     is_dark: bool
     beat_age_ms: int | None  # None: no other broker can use the database
@@ -29,10 +38,41 @@ class ClusterMetric(NamedTuple):
     help: str
     read: ReadCluster
     kind: Literal["gauge", "counter"] = "gauge"
+    labels: tuple[str, ...] = ()
+
+
+CHANGES: Final = ("taken", *get_args(LaneEnding))
 
 
 CLUSTER_METRICS: Final = (
-    ClusterMetric("stepwire_lanes", "Lanes of the database that this broker owns.", lambda c: [((), c.lanes)]),
+    ClusterMetric("stepwire_lanes", "Lanes of the database that this broker owns.", lambda c: [((), len(c.lanes))]),
+    ClusterMetric(
+        "stepwire_lane_transactions_total",
+        "Transactions of a lane that this broker owns, since the database was created.",
+        lambda c: [((str(number),), lane.commits) for number, lane in c.lanes.items()],
+        "counter",
+        ("lane",),
+    ),
+    ClusterMetric(
+        "stepwire_lane_open_steps",
+        "Steps of a lane that this broker owns that are not final.",
+        lambda c: [((str(number),), lane.open_steps) for number, lane in c.lanes.items()],
+        labels=("lane",),
+    ),
+    ClusterMetric(
+        "stepwire_lane_stalled",
+        "1 while a lane that this broker owns cannot be written.",
+        lambda c: [((str(number),), int(lane.is_stalled)) for number, lane in c.lanes.items()],
+        labels=("lane",),
+    ),
+    ClusterMetric(
+        "stepwire_lane_changes_total",
+        "Lanes that this broker has taken from the database since its start, released to other brokers, lost to them,"
+        " or stopped because commits were lost.",
+        lambda c: [((change,), c.lane_changes.get(change, 0)) for change in CHANGES],
+        "counter",
+        ("change",),
+    ),
     ClusterMetric(
         "stepwire_brokers_live",
         "Brokers on the database that are not known to be dead, this one included.",

@@ -30,7 +30,7 @@ from stepwire_broker.core.workers import authority
 from stepwire_broker.core.workflow_warnings import WorkflowWarning, of_handlers
 
 from . import reading
-from .cluster_metrics import ClusterFigures
+from .cluster_metrics import ClusterFigures, LaneFigures
 from .engine_port import EnginePort
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -361,7 +361,8 @@ def figures(broker: EnginePort, handlers_max: int, other_handlers: str) -> CoreF
 def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -> ClusterFigures:
     members, counters = state.members, state.counters
     return ClusterFigures(
-        lanes=len(state.lanes),
+        lanes={number: _lane(state, number) for number in state.lanes},
+        lane_changes=counters.lane_changes,
         live_brokers=1 if members is None else 1 + len(members.live),
         is_dark=members is not None and members.is_dark(mono),
         beat_age_ms=None if members is None else members.beat_age_ms(mono),
@@ -372,6 +373,11 @@ def _cluster(state: BrokerState, notifications: NotificationCounts, mono: int) -
         is_listening=None if members is None else notifications.is_listening,
         loop_busy_s=time.thread_time(),
     )
+
+
+def _lane(state: BrokerState, number: int) -> LaneFigures:
+    lane = state.outbox.lanes[number]
+    return LaneFigures(lane.committed, sum(state.lanes[number].open_by_namespace.values()), lane.stalled is not None)
 
 
 def _backlog_figures(state: BrokerState, handlers_max: int, other_handlers: str) -> dict[tuple[str, str], int]:

@@ -107,8 +107,8 @@ class StepReason(Struct, frozen=True):
 
 
 class ProgressDocument(Struct, frozen=True):
-    """The latest progress that a running step reported. It is in the broker's memory only. `note` has at most 200
-    characters."""
+    """The latest progress that a running step reported. It is in the memory of the broker that owns the task. `note`
+    has at most 200 characters."""
 
     done: float
     total: float | None
@@ -125,7 +125,8 @@ class StepSummary(Struct, frozen=True, kw_only=True):
     `started_at` to `finished_at`. `started_at` is the start that the worker reported, or `finished_at` minus `run_ms`,
     or for a completed step of which the worker reported neither, `dispatched_at`.
 
-    `error` is the latest error, without its `backtrace`, which only the document of a single step has."""
+    `error` is the latest error, without its `backtrace`, which only the document of a single step has. In lists,
+    `progress` is null for steps of other brokers, and `reason` is the stored one."""
 
     step_id: int
     task_id: int

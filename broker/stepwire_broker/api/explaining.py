@@ -33,7 +33,7 @@ from .http_problems import HttpProblem, not_found, of_refused
 from .namespace_rules import no_such_step, no_such_task
 from .reading import Explained
 
-OWNER_S: Final = 2.0  # a document waits at most so long for the owner of its task
+OWNER_S: Final = 2.0  # for which a document waits for the owner of its task, at most
 NO_PAYLOADS: Final = 0
 READS_MAX: Final = 3  # for a task that changes between its explanation and its document
 STEPS_NAMED_MAX: Final = 20
@@ -130,7 +130,7 @@ async def why_step(broker: EnginePort, task_id: int, name: str) -> StepReason:
 
 
 class Explanations(NamedTuple):
-    """What is in the memory of a task's owner about the open steps of the task."""
+    """Reasons and progress of open steps, from the memory of the task's owner."""
 
     live: reading.Live
     steps: Mapping[int, Explained]

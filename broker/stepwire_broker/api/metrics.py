@@ -382,7 +382,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "1 while the broker drains and accepts no new work.",
         lambda m: int(m.core.is_draining),
     ),
-    *(Metric(one.name, one.kind, (), one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
+    *(Metric(one.name, one.kind, one.labels, one.help, _of_cluster(one.read)) for one in CLUSTER_METRICS),
     *(Metric(one.name, one.kind, one.labels, one.help, _of_pools(one.read)) for one in POOL_METRICS),
     Metric(
         "stepwire_broker_info",

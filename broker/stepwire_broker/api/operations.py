@@ -332,7 +332,8 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ("GET", "/v1/events"): Operation(
             "streamEvents",
             Scope.READ,
-            "Stream the events of tasks and steps as they are committed: each once, in order, also across restarts.",
+            "Stream the events of tasks and steps as they are committed: each once, in order, also across restarts."
+            " Progress is that of this broker's tasks.",
             {200: Events(EventDocument)},
             (410, 429),
             query=("task_id", "namespace", "workflow", "kind", "after"),
@@ -470,7 +471,11 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = _by_resource(
         ),
         ("GET", "/v1/lanes"): Operation("listLanes", Scope.READ, "List the lanes with their owners.", {200: LaneList}),
         ("POST", "/v1/database/prune"): Operation(
-            "pruneDatabase", Scope.ADMIN, "Remove tasks whose retention time is over, at once.", {202: Pruning}
+            "pruneDatabase",
+            Scope.ADMIN,
+            "Remove tasks whose retention time is over, at once. Other brokers remove those of their lanes within a"
+            " minute.",
+            {202: Pruning},
         ),
         ("POST", "/v1/database/finish-erasures"): Operation(
             "finishErasures",

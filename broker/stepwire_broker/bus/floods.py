@@ -19,6 +19,9 @@ from .unread_memory import UnreadMemory
 
 MEASURE_S: Final = 0.02
 MEASURE_SOON_S: Final = 0.005  # while much waits unread
+GROWTH_BYTES: Final = 256 * 1024  # between two measurements: something waits unread, or is computed
+GROWING_S: Final = 1.0  # after such a growth, each measurement looks at every connection
+SWEEP_CALM_S: Final = 0.2  # otherwise, the time between two such looks
 SWEEP_EACH_S: Final = 0.0001  # with many connections the sweeps are rarer
 STEPS_WAITING_BYTES_MAX: Final = 1_024  # the part of them that the kernel holds
 STEPS_UNREAD_BYTES_MAX: Final = 16 * 1024  # a peer of the steps socket sends nothing but a few subscriptions
@@ -37,6 +40,8 @@ class Floods:
         self._hold_back = hold_back
         self._memory = UnreadMemory(budgets.GROWTH_BYTES_MAX)
         self._crowd = Crowd()
+        self._resident_bytes: int | None = None
+        self._grew_s = self._swept_s = -GROWING_S
         self.blamed_s = -budgets.BLAMED_S  # when a connection last ended as no correct program's would
 
     def queue_emptied(self) -> None:
@@ -54,14 +59,29 @@ class Floods:
         if self._crowd.has_left(len(self._connections()), time.monotonic()):
             return_free_memory()
         is_too_large = self._memory.is_too_large()
-        is_blamed = time.monotonic() - self.blamed_s < budgets.BLAMED_S
+        now_s = time.monotonic()
+        is_blamed = now_s - self.blamed_s < budgets.BLAMED_S
         self._hold_back(budgets.HOLD_BACK_S if is_too_large else budgets.HOLD_BACK_BLAMED_S if is_blamed else 0.0)
+        if not (is_too_large or is_blamed or self._is_sweep_due(now_s)):
+            return MEASURE_S
         subscribers, publishers = self._of("steps"), self._of("results")
         unread_events = self._limit_events(subscribers)
         unread_bytes = self._limit_messages(publishers)
         is_soon = is_too_large or is_blamed or unread_events > STEPS_SOON_BYTES
         is_soon = is_soon or unread_bytes > self._unread_bytes_max / 8
+        self._grew_s = now_s if is_soon else self._grew_s
         return max(MEASURE_SOON_S if is_soon else MEASURE_S, SWEEP_EACH_S * len(subscribers + publishers))
+
+    def _is_sweep_due(self, now_s: float) -> bool:
+        """Unread messages occupy memory, so a process that does not grow has few more of them than at the last sweep.
+        What waits in the kernel is bounded by the kernel."""
+        before, self._resident_bytes = self._resident_bytes, self._memory.resident_bytes
+        if before is None or self._resident_bytes is None or self._resident_bytes - before > GROWTH_BYTES:
+            self._grew_s = now_s
+        if now_s - self._grew_s >= GROWING_S and now_s - self._swept_s < SWEEP_CALM_S:
+            return False
+        self._swept_s = now_s
+        return True
 
     def _of(self, role: Role) -> list[BusConnection]:
         return [one for one in self._connections() if one.role == role and not one.is_ended]

@@ -5,12 +5,14 @@ could thus fill the memory although each of its connections is small. The size o
 """
 
 import os
+import weakref
 from typing import Final
 
 from stepwire_broker.free_memory import return_free_memory
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = "/proc/self/statm"
+_STATM_BYTES: Final = 256
 
 
 class UnreadMemory:
@@ -21,30 +23,42 @@ class UnreadMemory:
         self._is_empty = True  # the loop has read everything since the last measurement
         self._base: int | None = None  # resident bytes when nothing waited
         self._is_high = False
+        self.resident_bytes: int | None = None  # of the last measurement
+        self._resident = ResidentBytes()
 
     def queue_emptied(self) -> None:
         self._is_empty = True
 
     def is_too_large(self) -> bool:
         """Measure. True if the unread messages may occupy more than the limit. Systems without /proc have no limit."""
-        resident = resident_bytes()
+        self.resident_bytes = resident = self._resident.read()
         if resident is None:
             return False
         if self._is_empty or self._base is None:
             self._is_empty = False
             if self._is_high:
                 return_free_memory()
-                resident = resident_bytes() or resident
+                resident = self._resident.read() or resident
             self._base = resident
         self._base = min(self._base, resident)
         self._is_high = resident - self._base > self._growth_max
         return self._is_high
 
 
-def resident_bytes() -> int | None:
-    """Return the memory of this process, or None where the system does not tell."""
-    try:
-        with open(_STATM, "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except OSError:
-        return None
+class ResidentBytes:
+    """The memory of this process. The file stays open, because it is read 50 times a second."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self) -> int | None:
+        """Return the bytes, or None where the system does not tell."""
+        try:
+            return int(os.pread(self._descriptor, _STATM_BYTES, 0).split()[1]) * PAGE_BYTES
+        except OSError:
+            return None

@@ -109,17 +109,21 @@ class Machine:
     def dispatch(self, now: Now) -> None:
         """Hand out ready steps. Their rows are part of the groups that `next_group` returns.
 
-        A batch holds all steps that became ready while the writers of all lanes were busy. A full batch is handed out
-        while they are still busy.
+        A batch holds all steps that became ready while their lane's writer was busy. A full batch is handed out while
+        the writer is still busy.
         """
         state = self.state
         if darkness.is_dark(state, now):
             return
-        is_idle = state.outbox.is_any_idle
-        placement.dispatch(state, now, whole_batches=not is_idle)
-        if is_idle and state.level0.peers:
+        lanes = state.outbox.lanes
+        idle = [number for number, lane in lanes.items() if lane.is_idle]
+        if idle:
+            placement.dispatch(state, now, idle if len(idle) < len(lanes) else None)
+        if len(idle) < len(lanes):
+            placement.dispatch(state, now, whole_batches=True)
+        if idle and state.level0.peers:
             level0_placement.dispatch(state, now)
-        if is_idle and state.shadows.wanted:
+        if idle and state.shadows.wanted:
             copies.send_wanted(state, now)
 
     def next_group(self, lane: int, now: Now) -> tuple[CommitGroup | None, Decision]:
@@ -348,7 +352,7 @@ def _on_await(state: BrokerState, event: events.AwaitTask, now: Now) -> None:
         commands.on_await(state, event, now)
 
 
-def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
+def _on_explain(state: BrokerState, event: events.Explain | events.ExplainSteps, now: Now) -> None:
     if orders.is_elsewhere(state, event, event.task_id):
         return
     task = state.tasks.get(event.task_id)
@@ -356,16 +360,6 @@ def _on_explain(state: BrokerState, event: events.Explain, now: Now) -> None:
         load_for(state, event.task_id, event)
     else:
         explaining.explain_live(state, task, event, now)
-
-
-def _on_explain_steps(state: BrokerState, event: events.ExplainSteps, now: Now) -> None:
-    if orders.is_elsewhere(state, event, event.task_id):
-        return
-    task = state.tasks.get(event.task_id)
-    if task is None:
-        load_for(state, event.task_id, event)
-    else:
-        explaining.explain_steps(state, task, event, now)
 
 
 def _on_command(state: BrokerState, event: Any, now: Now) -> None:
@@ -471,7 +465,7 @@ HANDLERS: Final[dict[type, Callable[..., None]]] = {
     events.ActivateWorkflow: workflows.on_activate,
     events.AwaitTask: _on_await,
     events.Explain: _on_explain,
-    events.ExplainSteps: _on_explain_steps,
+    events.ExplainSteps: _on_explain,
     events.LearnCatalogue: catalogue.on_learn,
     events.Forget: commands.on_forget,
     **dict.fromkeys(TASK_COMMANDS, _on_command),

@@ -86,8 +86,12 @@ class CoreCounters(Struct):
     audited: int = 0  # rows of `audit`
     orders_sent: int = 0
     orders_answered: int = 0
+    lane_changes: dict[str, int] = {}  # "taken", or why a lane has ended here
     refused: dict[str, int] = {}  # by code
     over_quota: dict[tuple[str, str], int] = {}  # by namespace and limit: submissions that were refused
+
+    def count_lane(self, change: str) -> None:
+        self.lane_changes[change] = self.lane_changes.get(change, 0) + 1
 
     def count_refused(self, code: str) -> None:
         self.refused[code] = self.refused.get(code, 0) + 1

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
+from stepwire_broker.core.model.states import TaskState
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
+TASK_STATES: Final = tuple(map(str, TaskState))
 ATTENTION_STATES: Final = ("held", "failed")  # of steps: they are listed from the table `attention`
 
 

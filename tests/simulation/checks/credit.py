@@ -75,7 +75,7 @@ def check_held(books: Books, worker: WorkerNode) -> None:
 
 
 def note_read(books: Books, worker: WorkerNode, broker: str, n: int) -> None:
-    """This broker has read the message with this number, and with it every earlier one."""
+    """Note that this broker has read the message with this number, and with it every earlier one."""
     entries = books.credit[worker.id].entries
     entries[broker] = [entry for entry in entries[broker] if entry[0] >= n]
 

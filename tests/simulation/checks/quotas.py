@@ -19,6 +19,13 @@ def check_decision(books: Books, expected: str | None, *, is_refused: bool, is_a
         books.fail("Q no submission is refused below its quota", "a submission within all quotas was refused")
 
 
+def check_own_steps(books: Books, broker: BrokerNode, steps: int, most: int | None) -> None:
+    """A broker among others has accepted a submission: with it, the open steps of its own lanes fit."""
+    if most is not None and steps > most:
+        text = f"{steps} open steps in the lanes of {broker.id}, and {most} are allowed"
+        books.fail("Q no submission exceeds a quota", text)
+
+
 def open_steps(state: BrokerState, tables: Any) -> Counter[str]:
     """Count the open steps of each namespace: in memory, in submissions under way, and in the rows of the rest."""
     counts: Counter[str] = Counter()

@@ -5,14 +5,18 @@ Each is searched for in seeds with two brokers, and where that is said, with thr
 
 from typing import Any, Final
 
+from msgspec import structs
+from stepwire.session.leases import Leases
 from stepwire.session.promises import Promises
+from stepwire_broker.api import events
 from stepwire_broker.core import letters
 from stepwire_broker.core.commit.outbox import Outbox, SendAck
 from stepwire_broker.core.lanes import darkness, losing, releasing
 from stepwire_broker.core.loading import residency
 from stepwire_broker.core.model.commit_group import LaneLost
+from stepwire_broker.core.progress import step_outcomes
 from stepwire_broker.core.state import BrokerState
-from stepwire_broker.core.workers import step_results
+from stepwire_broker.core.workers import holding, step_results
 from stepwire_broker.store.lane import Writing
 from stepwire_protocol import messages as wire
 from stepwire_protocol import topics
@@ -74,6 +78,35 @@ def _safe_from_the_first_sight(plant: Plant) -> None:
 def _sessions_of_a_lost_lane_kept(plant: Plant) -> None:
     """Also back from the dark: no worker is reset whose steps another broker owns now."""
     plant.function(losing.expire, lambda original, state, session, now: None)
+
+
+def _adopted_of_an_earlier_session(plant: Plant) -> None:
+    """The broker believes an `adopted` of an earlier session of the worker."""
+
+    def on_adopted(original: Any, state: Any, message: Any, now: Any) -> None:
+        session = state.sessions.get(message.worker)
+        if session is not None and not session.expired:
+            message = structs.replace(message, session=session.id)
+        original(state, message, now)
+
+    plant.function(holding.on_adopted, on_adopted)
+
+
+def _welcome_to_an_earlier_hello(plant: Plant) -> None:
+    """The worker believes a `welcome` to a hello that it sent before it dropped its session."""
+
+    def on_welcome(original: Any, self: Any, peer: Any, message: Any, now_ms: float) -> Any:
+        peer.n_after = -1
+        _, k = topics.session_parts(message.session)
+        if k < peer.next:
+            peer.next = k
+        return original(self, peer, message, now_ms)
+
+    plant.method(Leases, "on_welcome", on_welcome)
+
+
+def _not_held_after_a_loss(plant: Plant) -> None:
+    plant.function(step_outcomes.hold_restored, lambda original, state, task, now: 0)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -158,6 +191,16 @@ def _controls_are_one_value(plant: Plant) -> None:
     plant.method(MemoryWriter, "set_control", set_control)
 
 
+def _cursors_of_one_lane(plant: Plant) -> None:
+    """A cursor names one lane only, as it did with one broker. Another broker begins the other lanes anew."""
+
+    def cursor_of(original: Any, positions: Any) -> str:
+        lane = max(positions)
+        return str(original({lane: positions[lane]}))
+
+    plant.function(events.cursor_of, cursor_of)
+
+
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
@@ -190,5 +233,14 @@ BUGS: Final = (
     Bug("cluster: a lost answer to a COMMIT is taken for a lost lane", _lost_answer_is_a_lost_lane, brokers=2),
     Bug("cluster: the answer of an order is not written with its effect", _order_carried_out_again, brokers=2),
     Bug("cluster: the controls of a kind are one value", _controls_are_one_value, brokers=2),
+    Bug("cluster: an `adopted` of an earlier session is believed", _adopted_of_an_earlier_session, brokers=2),
+    Bug("cluster: a `welcome` to an earlier hello is believed", _welcome_to_an_earlier_hello, brokers=2),
+    Bug(
+        "cluster: no step is held after lost commits",
+        _not_held_after_a_loss,
+        brokers=2,
+        always=frozenset({"commits_lost"}),
+    ),
+    Bug("cluster: the cursor of a follower names one lane", _cursors_of_one_lane, brokers=2),
     Bug("cluster: a worker lends credit before it has it back", _credit_lent_at_once, brokers=2),
 )

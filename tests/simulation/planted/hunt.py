@@ -81,8 +81,9 @@ def hunt_all(
 
 
 def hunt_all_again(seeds: int, jobs: int) -> Iterator[Hunt]:
-    """Search for every bug, with its noted seed first."""
-    yield from _on_processes(_hunt_numbered_again, [(i, 0, seeds) for i in _numbers(None)], jobs)
+    """Search for every bug that is not rare, with its noted seed first."""
+    numbers = [i for i in _numbers(None) if not BUGS[i].is_rare]
+    yield from _on_processes(_hunt_numbered_again, [(i, 0, seeds) for i in numbers], jobs)
 
 
 def _numbers(only: str | None) -> list[int]:

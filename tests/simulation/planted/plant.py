@@ -52,6 +52,7 @@ class Bug(NamedTuple):
     was_real: bool = False
     always: frozenset[str] = frozenset()  # kinds of faults that a seed needs to find it
     brokers: int = 1  # of every seed
+    is_rare: bool = False  # too few seeds find it for the tests; `--planted` searches for it
 
 
 @contextmanager

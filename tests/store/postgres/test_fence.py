@@ -144,7 +144,7 @@ def test_a_commit_on_the_way_while_the_lane_is_taken_writes_nothing(
     old.write(1, "old 1")
     new = Owner(open_pipeline(), schema, take(server, schema))
     new.write(2, "new 2")
-    assert old.refused(2, "old 2") == "end_misread"  # the sequence is another owner's
+    assert old.refused(2, "old 2") == "lane_lost"  # the new owner has committed this sequence
     assert old.refused(3, "old 3") == "lane_lost"
     assert marks(server, schema) == ["new 2", "old 1"]
 
@@ -225,7 +225,8 @@ def test_a_group_plans_its_statements_without_hash_joins_and_leaves_the_session_
     [
         (LaneEnd(epoch=7, end=9, committed_by=7), "committed"),
         (LaneEnd(epoch=8, end=9, committed_by=7), "committed"),  # ours, and the lane was taken since
-        (LaneEnd(epoch=8, end=9, committed_by=8), "end_misread"),
+        (LaneEnd(epoch=8, end=9, committed_by=8), "lane_lost"),  # its next owner has gone on
+        (LaneEnd(epoch=7, end=9, committed_by=6), "end_misread"),
         (LaneEnd(epoch=8, end=8, committed_by=None), "lane_lost"),
         (LaneEnd(epoch=7, end=5, committed_by=None), "commits_lost"),
         (LaneEnd(epoch=7, end=8, committed_by=None), "repeat"),

@@ -270,6 +270,14 @@ def test_a_damaged_page_stops_the_lane(open_pipeline: Open) -> None:
         assert trouble_of(error).kind == "broken"
 
 
+def test_a_failed_read_of_the_disk_stops_the_lane(open_pipeline: Open) -> None:
+    """Reading the first byte of /proc/self/mem fails like a broken disk does: EIO."""
+    error = error_of(lambda: open_pipeline().run([call("SELECT pg_read_binary_file('/proc/self/mem', 0, 1)")]))
+    assert isinstance(error, StatementFailed)
+    assert error.sqlstate == "58030"
+    assert trouble_of(error).kind == "broken"
+
+
 def test_an_error_of_this_program_stops_the_lane() -> None:
     assert trouble_of(AssertionError("a bug")).kind == "broken"
 

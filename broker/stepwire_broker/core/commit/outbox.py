@@ -277,11 +277,6 @@ class Outbox:
         return not any(each is lane for barriers, _ in self._held for each, _ in barriers)
 
     @property
-    def is_any_idle(self) -> bool:
-        """True if the next group of a lane can be handed to its writer now."""
-        return any(lane.is_idle for lane in self.lanes.values())
-
-    @property
     def stalled(self) -> StallCode | None:
         """Return why nothing can be written now. None if at least one lane can be written."""
         codes = [lane.stalled for lane in self.lanes.values()]
@@ -348,9 +343,18 @@ class Outbox:
                     is_done = False
                     yield held.popleft()[1]
             several = self._held
-            while several and all(lane.committed >= awaited for lane, awaited in several[0][0]):
+            while several and _is_durable(several[0][0]):
                 is_done = False
                 yield several.popleft()[1]
+            if several and any(lane.stalled is not None for lane in self.lanes.values()):
+                # The first of them may wait for a lane that cannot be written. It delays no send of other lanes.
+                self._held = deque()
+                for barriers, send in several:
+                    if _is_durable(barriers):
+                        is_done = False
+                        yield send
+                    else:
+                        self._held.append((barriers, send))
 
     def __len__(self) -> int:
         return len(self._held) + sum(len(lane.held) for lane in self.lanes.values())
@@ -363,6 +367,10 @@ class Outbox:
             if lane.held:
                 return True
         return False
+
+
+def _is_durable(barriers: list[tuple[LaneState, int]]) -> bool:
+    return all(lane.committed >= awaited for lane, awaited in barriers)
 
 
 def _lanes_of(send: Send) -> set[int]:

@@ -3,6 +3,8 @@
 Called when the lane's writer is about to take a group, so that a batch holds all steps that became ready meanwhile.
 """
 
+from collections.abc import Container
+
 from stepwire_protocol import codec, limits
 from stepwire_protocol.messages import StepRequest
 
@@ -20,8 +22,11 @@ from stepwire_broker.core.timer_kinds import StartLimit
 from .batches import BatchFiller, DispatchRound, record_dispatches
 
 
-def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> None:
-    """Hand out ready steps; with `whole_batches`, only while enough are ready for a full batch."""
+def dispatch(
+    state: BrokerState, now: Now, closing: Container[int] | None = None, *, whole_batches: bool = False
+) -> None:
+    """Hand out ready steps; with `whole_batches`, only while enough are ready for a full batch. `closing`: lanes whose
+    groups are handed over now, of several."""
     if state.draining or state.outbox.stalled is not None or not state.ready.count:
         return
     least = state.settings.bus.batch.max_steps if whole_batches else 1
@@ -33,7 +38,7 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
     if allowances:
         by_route = _allowed(by_route, allowances)
     while by_route and not round.is_over and state.ready.count_of(by_route) >= least:
-        entry = state.ready.next(by_route)
+        entry = state.ready.next(by_route, closing)
         if entry is None:
             break
         route, step = entry
@@ -41,18 +46,18 @@ def dispatch(state: BrokerState, now: Now, *, whole_batches: bool = False) -> No
         limit = allowances.get(route)
         if limit is None:
             others = {r: s for r, s in by_route.items() if r not in allowances} if allowances else by_route
-            _fill(state, round, session, route, step, others, now)
+            _fill(state, round, session, route, step, others, closing, now)
         else:
             count_before = state.ready.count + 1
             others = {} if limit.is_for_probes else {route: by_route[route]}
-            _fill(state, round, session, route, step, others, now, steps_max=limit.left)
+            _fill(state, round, session, route, step, others, closing, now, steps_max=limit.left)
             limit.left -= count_before - state.ready.count
             by_route = _allowed(by_route, allowances)
         if session.credit <= 0 or session.suspects:
             by_route = _without(by_route, session)
     round.end(state)
     if round.has_rerouted:
-        dispatch(state, now, whole_batches=whole_batches)
+        dispatch(state, now, closing, whole_batches=whole_batches)
 
 
 def _takers(state: BrokerState) -> dict[Route, list[WorkerSession]]:
@@ -99,6 +104,7 @@ def _fill(
     route: Route,
     first: Step,
     by_route: dict[Route, list[WorkerSession]],
+    closing: Container[int] | None,
     now: Now,
     *,
     steps_max: int = limits.BATCH_ITEMS_MAX,
@@ -116,12 +122,13 @@ def _fill(
         has_lease=session.has_lease,
     )
     own: set[Route] = set()
+    lane = first.task.lane
     if not route.goes_alone:
         own = {r for r, sessions in by_route.items() if session in sessions and not r.goes_alone}
 
     def next_step() -> Step | None:
         while own:
-            entry = state.ready.next(own)
+            entry = state.ready.next(own, closing, lane)
             if entry is None:
                 break
             other, step = entry

@@ -27,9 +27,9 @@ class StepRate(Struct):
         missing = THOUSANDTHS - self.left
         return 0 if missing <= 0 else -(-missing // steps_per_s)
 
-    def is_full(self, steps_per_s: int | None) -> bool:
+    def is_full(self, steps_per_s: int) -> bool:
         """True if nothing of the last second has been used. Call `refill` first."""
-        return steps_per_s is not None and self.left >= steps_per_s * THOUSANDTHS
+        return self.left >= steps_per_s * THOUSANDTHS
 
     def pay(self, steps: int) -> None:
         self.left -= steps * THOUSANDTHS

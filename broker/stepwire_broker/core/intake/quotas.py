@@ -23,8 +23,11 @@ RETRY_AFTER_MS: Final = 1_000  # open steps end at times that the broker does no
 
 def on_quotas_changed(state: BrokerState, event: QuotasChanged, now: Now) -> None:
     """Use these quotas. A namespace keeps what it has used of its rate; one that used nothing has a full second."""
-    rates = {namespace: _refilled(state, namespace, now) for namespace in state.step_rates}  # at the earlier rates
-    used = {name: rate for name, rate in rates.items() if rate is not None and not rate.is_full(_rate_of(state, name))}
+    used = {}
+    for namespace in state.step_rates:
+        steps_per_s, rate = _rate_of(state, namespace), _refilled(state, namespace, now)  # at the earlier rate
+        if steps_per_s is not None and rate is not None and not rate.is_full(steps_per_s):
+            used[namespace] = rate
     state.quotas = event.quotas
     state.step_rates = {name: rate for name, rate in used.items() if _rate_of(state, name) is not None}
 

@@ -59,6 +59,7 @@ def forget(state: BrokerState, number: int, cause: LaneEnding, text: str, now: N
     _forget_counts(state, own)
     state.outbox.keep_controls(lane)
     note_controls(state)
+    state.counters.count_lane(cause)
     state.decision.lanes_gone.append(LaneGone(number, cause, text, len(tasks), len(sessions)))
     waiting, state.submissions_waiting, state.submissions_waiting_bytes = state.submissions_waiting, [], 0
     for event in waiting:

@@ -12,6 +12,7 @@ def on_taken(state: BrokerState, event: LanesTaken, now: Now) -> None:
     for taken in event.lanes:
         state.open_lane(taken, now)
         begin(state, taken.lane)
+        state.counters.count_lane("taken")
     note_controls(state)
 
 

@@ -222,6 +222,7 @@ class WorkerSession(Struct, weakref=False, eq=False):
     unknown: set[str] = set()  # handler classes that it offers but refused as unknown
     is_asked: bool = False  # a timer is set that sends an `adopt`
     asking: set[int] = set()  # steps that the worker is asked about until it reports that it holds them
+    claims: set[tuple[int, int]] = set()  # deliveries that the worker may count as another broker's, until it answers
     draining: bool = False
     stuck: bool = False  # all its runs exceeded their timeouts: it gets no further steps
     muted: bool = False  # it does not answer its batches: its heartbeats are no longer acked

@@ -64,7 +64,7 @@ class RunProgress(Struct, frozen=True):
 
 
 class StepsAnswer(Answer, frozen=True):
-    """What the owner of a task has in memory of its open steps."""
+    """Reasons and progress of the open steps of a task, from the memory of its owner."""
 
     steps: tuple[StepWhy, ...]
     progress: tuple[RunProgress, ...]
@@ -73,38 +73,21 @@ class StepsAnswer(Answer, frozen=True):
 EXPLANATIONS: Final[dict[str, type[Answer]]] = {kind.__name__: kind for kind in (WhyAnswer, StepsAnswer)}
 
 
-def explain_steps(state: BrokerState, task: Task, event: ExplainSteps, now: Now) -> None:
-    state.answer(event.request, _steps_explained(state, task, event, now), task)
-
-
-def _steps_explained(state: BrokerState, task: Task, event: ExplainSteps, now: Now) -> StepsAnswer:
-    steps = [each for each in task.steps if each.state not in STEP_FINAL and event.step_id in (None, each.id)]
-    reports = [state.progress[step.id] for step in steps if step.id in state.progress]
-    whys = [(step, explain.step(state, step, now)) for step in steps[:STEPS_EXPLAINED_MAX]]
-    return StepsAnswer(
-        tuple(StepWhy(step.id, str(step.state), step.attempt, step.delivery, *why) for step, why in whys),
-        tuple(
-            RunProgress(each.step.id, each.delivery, each.at_ms, each.done, each.total, each.note)
-            for each in reports[:PROGRESS_MAX]
-        ),
-    )
-
-
-def explain_live(state: BrokerState, task: Task, event: Explain, now: Now) -> None:
-    state.answer(event.request, _explained(state, task, event, now), task)
+def explain_live(state: BrokerState, task: Task, event: Explain | ExplainSteps, now: Now) -> None:
+    state.answer(event.request, _answer_to(state, task, event, now), task)
 
 
 def explain_stored(state: BrokerState, loaded: Loaded, event: Explain | ExplainSteps, now: Now) -> None:
     """Explain a task from its rows, which were just read."""
     row = loaded.tasks[0]
     task = restored(state.workflows[row.workflow_id], row, loaded.steps)
-    answer: Answer
-    if isinstance(event, Explain):
-        answer = _explained(state, task, event, now)
-    else:
-        answer = _steps_explained(state, task, event, now)
+    answer = _answer_to(state, task, event, now)
     unlink(task)
-    state.answer(event.request, answer, lane=row.lane)
+    state.answer(event.request, answer)
+
+
+def _answer_to(state: BrokerState, task: Task, event: Explain | ExplainSteps, now: Now) -> Answer:
+    return _explained(state, task, event, now) if isinstance(event, Explain) else _open_steps(state, task, event, now)
 
 
 def _explained(state: BrokerState, task: Task, event: Explain, now: Now) -> Answer:
@@ -122,3 +105,16 @@ def _explained(state: BrokerState, task: Task, event: Explain, now: Now) -> Answ
         is_in = str(step.state)
     step_id, name = (None, None) if step is None else (step.id, step.definition.name)
     return WhyAnswer(task.id, is_in, why.code, why.message, why.since_ms, why.hint, step_id, name)
+
+
+def _open_steps(state: BrokerState, task: Task, event: ExplainSteps, now: Now) -> StepsAnswer:
+    steps = [each for each in task.steps if each.state not in STEP_FINAL and event.step_id in (None, each.id)]
+    reports = [state.progress[step.id] for step in steps if step.id in state.progress]
+    whys = [(step, explain.step(state, step, now)) for step in steps[:STEPS_EXPLAINED_MAX]]
+    return StepsAnswer(
+        tuple(StepWhy(step.id, str(step.state), step.attempt, step.delivery, *why) for step, why in whys),
+        tuple(
+            RunProgress(each.step.id, each.delivery, each.at_ms, each.done, each.total, each.note)
+            for each in reports[:PROGRESS_MAX]
+        ),
+    )

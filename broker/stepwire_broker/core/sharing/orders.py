@@ -40,14 +40,22 @@ def is_elsewhere(state: BrokerState, command: Command, number: int) -> bool:
         return True  # another broker may have reserved the block of this id a moment ago
     if lane is None or lane in state.outbox.lanes:
         return False
-    if lane in state.stopped:
-        text = f"lane {lane}, which has the task, is not served: {state.stopped[lane]}"
+    reason = _not_served(state, lane)
+    if reason is not None:
+        text = f"lane {lane}, which has the task, is not served: {reason}"
         state.refuse_now(command.request, CommandRefused("database_unavailable", text, Hint(HintCode.ACCEPT_LOSS)))
     elif isinstance(command, AwaitTask):
         state.decision.waits.append(WaitElsewhere(command.request, command.task_id))
     else:
         pass_on(state, command, lane)
     return True
+
+
+def _not_served(state: BrokerState, lane: int) -> str | None:
+    """Why no broker serves this lane until an operator accepts a loss; None if one does or will soon."""
+    if state.members is not None and lane in state.members.lanes_in_doubt():
+        return state.stopped.get(lane, "commits may have been lost since its last owner, and no broker takes it over")
+    return state.stopped.get(lane)
 
 
 def pass_on(state: BrokerState, command: Command, lane: int) -> None:

@@ -2,6 +2,9 @@
 
 Hellos and heartbeats list the held steps. The broker asks about each missing step with `adopt`, every second until the
 worker answers. The broker asks in the same way about deliveries from before its start.
+
+With several brokers, the worker may count a step of a lane that moved as the former owner's. It asks that broker for
+permission to start, and ignores a cancel of this one. So this broker claims such a step with `adopt`, too.
 """
 
 from stepwire_protocol import limits
@@ -40,11 +43,18 @@ def compare_holding(state: BrokerState, session: WorkerSession, n: int, holding:
                 superseded.append((step_id, delivery))
             continue
         listed.add(step_id)
+        if state.is_shared and step.session is not session:
+            session.claims.add((step_id, delivery))
         _record_held(state, step, session, held_state, age_ms, now)
         if step.cancel is not None and held_state != "done":
             cancelled.setdefault(step.cancel, []).append((step_id, delivery))
+    if state.is_shared and superseded:
+        session.claims.update(superseded)
+        _claim(state, session, superseded)  # before the cancel, which the worker accepts only from their broker
     if superseded:
         send_cancel(state, session, superseded, "superseded")
+    if session.claims:
+        ask_soon(state, session)
     for reason, items in cancelled.items():
         send_cancel(state, session, items, reason)
     missing = [s for s in session.deliveries.values() if s.id not in listed and (s.batch is None or s.batch.answered)]
@@ -121,14 +131,21 @@ def ask_adoption(state: BrokerState, session: WorkerSession, now: Now) -> None:
     recovered = state.recovered.get(session.worker, {})
     items = [(s.id, s.delivery) for s in recovered.values()]
     items += [(i, session.deliveries[i].delivery) for i in session.asking]
+    if session.claims:
+        session.claims = {item for item in session.claims if not state.is_foreign(item[0])}
+        items = list({*items, *session.claims})
     if not items:
         return
     items.sort()
+    _claim(state, session, items)
+    session.is_asked = True
+    state.timers.set(now.mono + limits.ADOPT_RETRY_MS, AdoptionDue(session))
+
+
+def _claim(state: BrokerState, session: WorkerSession, items: list[tuple[int, int]]) -> None:
     for start in range(0, len(items), limits.BATCH_ITEMS_MAX):
         adopt = letters.adopt(state.identity, session, items[start : start + limits.BATCH_ITEMS_MAX])
         state.outbox.send(SendMessage(session, adopt))
-    session.is_asked = True
-    state.timers.set(now.mono + limits.ADOPT_RETRY_MS, AdoptionDue(session))
 
 
 def on_adopted(state: BrokerState, message: Adopted, now: Now) -> None:
@@ -136,6 +153,7 @@ def on_adopted(state: BrokerState, message: Adopted, now: Now) -> None:
     if session is None:
         return
     for step_id, delivery, held_state, age_ms in message.items:
+        session.claims.discard((step_id, delivery))
         step = state.steps.get(step_id)
         if step is None or not _is_its_own(step, delivery, session):
             continue

@@ -146,7 +146,8 @@ def _apply_all(
     """
     about: list[Task] = []
     refusal: str | None = None
-    names_handlers = session is not None and session.offers_any
+    names_handlers = session is not None and session.offers_any  # its pattern names no handler
+    completed: dict[str, None] = {}
     for result in message.results:
         step = state.steps.get(result.step_id)
         if step is None:
@@ -160,12 +161,13 @@ def _apply_all(
         if code is None:
             apply_result(state, step, result, now, session)
             if names_handlers and result.status == "completed":
-                assert session is not None
-                record_offers(state, session, [step.definition.handler_class], now)  # its pattern names no handler
+                completed[step.definition.handler_class] = None
         elif code == "late":
             state.counters.late_results += 1
         else:
             refusal = code
+    if session is not None and completed:
+        record_offers(state, session, completed, now)
     return about, refusal
 
 

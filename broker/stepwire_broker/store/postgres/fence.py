@@ -75,9 +75,11 @@ class Fence:
 
 def verdict(position: Position, found: LaneEnd) -> Verdict:
     """Decide from the lane's row and end. `committed`: an earlier attempt was committed and its answer lost."""
+    if found.committed_by == position.epoch:
+        return "committed"  # the group is ours
     if found.committed_by is not None:
-        # With our epoch, the group is ours. With another, the end that we were given at the start was wrong.
-        return "committed" if found.committed_by == position.epoch else "end_misread"
+        # A later owner goes on where this one ended. If it was an earlier one, the end that we were given was wrong.
+        return "lane_lost" if found.committed_by > position.epoch else "end_misread"
     if found.epoch != position.epoch:
         return "lane_lost"
     return "commits_lost" if found.end < position.seq - 1 else "repeat"
@@ -91,7 +93,7 @@ def raised(position: Position, found: Verdict) -> FenceRaised | None:
     if found == "commits_lost":
         return FenceRaised(found, f"lane {lane} ends before {seq - 1}, which was committed: commits were lost")
     if found == "end_misread":
-        return FenceRaised(found, f"sequence {seq} of lane {lane} was committed by another owner")
+        return FenceRaised(found, f"sequence {seq} of lane {lane} was committed by an earlier owner")
     return None
 
 

@@ -1,17 +1,13 @@
 """The core's queries in PostgreSQL's SQL: tasks to load into memory, and their payloads."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.store.left_behind import RankedTask, left_page
 from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory, counts_by_lane
 
 from .reading import NOT_PRUNED, PostgresReading
-
-
-class _RankedTask(NamedTuple):
-    rank_ms: int
-    id: int
 
 
 class PostgresLoading(PostgresReading):
@@ -23,14 +19,7 @@ class PostgresLoading(PostgresReading):
         now_ms: int,
         resident_bytes_max: int,
     ) -> Loaded:
-        task_ids: list[int] = []
-        left: dict[int, LeftBehind | None] = {}
-        for lane, after in lanes.items():
-            if after is not None and len(task_ids) < limit:
-                rows = self._left_behind(after, limit - len(task_ids))
-                task_ids += [row.id for row in rows]
-                is_full = len(task_ids) == limit
-                left[lane] = after._replace(rank_ms=rows[-1].rank_ms, id=rows[-1].id) if is_full else None
+        task_ids, left = left_page(lanes, limit, self._left_behind)
         if len(task_ids) < limit:
             task_ids += self._stored(limit - len(task_ids), list(lanes), wants, now_ms)
         tasks = self._tasks("TRUE", "rank_ms, id", task_ids, resident_bytes_max)
@@ -116,9 +105,9 @@ class PostgresLoading(PostgresReading):
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def _left_behind(self, after: LeftBehind, limit: int) -> list[_RankedTask]:
+    def _left_behind(self, after: LeftBehind, limit: int) -> list[RankedTask]:
         return self.rows(
-            _RankedTask,
+            RankedTask,
             """
             SELECT rank_ms, id FROM tasks
             WHERE finished_ms IS NULL AND NOT stored AND lane = %(lane)s
@@ -149,6 +138,8 @@ class PostgresLoading(PostgresReading):
         return [task_id for _, task_id in rows]
 
     def _tasks(self, condition: str, order: str, task_ids: Sequence[int], resident_bytes_max: int) -> list[StoredTask]:
+        if not task_ids:
+            return []  # as most looks for work end
         return self.rows(
             StoredTask,
             f"SELECT {_TASK} FROM tasks WHERE id = ANY (%(ids)s::bigint[]) AND {condition} ORDER BY {order}",  # noqa: S608
@@ -159,6 +150,8 @@ class PostgresLoading(PostgresReading):
 
     def _steps_in_order(self, tasks: list[StoredTask], resident_bytes_max: int) -> list[StoredStep]:
         """Return the steps in the order of the tasks, and by position."""
+        if not tasks:
+            return []
         steps = self.rows(
             StoredStep,
             f"SELECT {_STEP} FROM steps WHERE task_id = ANY (%(ids)s::bigint[]) ORDER BY task_id, position",  # noqa: S608

@@ -8,11 +8,11 @@ from stepwire_protocol import limits, patterns
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
-from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     ATTENTION_STATES,
+    TASK_STATES,
     AuditFilter,
     EventRow,
     HistoryCursor,
@@ -30,8 +30,6 @@ from stepwire_broker.store.rows import (
 
 from .handler_patterns import regular_expression
 from .reading import NOT_PRUNED, WORKFLOW, PostgresReading
-
-TASK_STATES: Final = tuple(map(str, TaskState))
 
 
 class PostgresPages(PostgresReading):

@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stepwire_broker.core.definitions.stored_rows import LeftBehind, Loaded, Payloads, StoredStep, StoredTask
+from stepwire_broker.store.left_behind import RankedTask, left_page
 from stepwire_broker.store.rows import OpenCounts, TaskOfStep, TaskWithHistory, counts_by_lane
 
 from .reading import NOT_PRUNED, OPEN_TASK_IDS, Reading, json_list
 
 _OPEN: Final = "finished_ms IS NULL AND stored = 1"
 _WANTING: Final = f"{_OPEN} AND wants IS NOT NULL"
-
-
-class _Ranked(NamedTuple):
-    rank_ms: int
-    id: int
 
 
 class LoadingQueries(Reading):
@@ -27,14 +23,7 @@ class LoadingQueries(Reading):
         resident_bytes_max: int,
     ) -> Loaded:
         with self.snapshot():
-            task_ids: list[int] = []
-            left: dict[int, LeftBehind | None] = {}
-            for lane, after in lanes.items():
-                if after is not None and len(task_ids) < limit:
-                    rows = self._left_behind(after, limit - len(task_ids))
-                    task_ids += [row.id for row in rows]
-                    is_full = len(task_ids) == limit
-                    left[lane] = after._replace(rank_ms=rows[-1].rank_ms, id=rows[-1].id) if is_full else None
+            task_ids, left = left_page(lanes, limit, self._left_behind)
             if len(task_ids) < limit:
                 task_ids += self._stored(limit - len(task_ids), list(lanes), wants, now_ms)
             tasks = self._tasks_by_rank(task_ids, resident_bytes_max)
@@ -118,9 +107,9 @@ class LoadingQueries(Reading):
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def _left_behind(self, after: LeftBehind, limit: int) -> list[_Ranked]:
+    def _left_behind(self, after: LeftBehind, limit: int) -> list[RankedTask]:
         return self.rows(
-            _Ranked,
+            RankedTask,
             """
             SELECT rank_ms, id FROM tasks
             WHERE finished_ms IS NULL AND stored = 0 AND lane = :lane AND (rank_ms, id) > (:rank_ms, :id)
@@ -132,7 +121,7 @@ class LoadingQueries(Reading):
     def _stored(self, limit: int, lanes: Sequence[int], wants: Sequence[str], now_ms: int) -> list[int]:
         """Return the tasks that are due, or wait for one of these, by rank."""
         rows = self.rows(
-            _Ranked,
+            RankedTask,
             f"""
             SELECT rank_ms, id FROM (
               SELECT tasks.rank_ms, tasks.id FROM json_each(:lanes) AS own CROSS JOIN tasks

@@ -10,11 +10,11 @@ from stepwire_protocol import limits, patterns
 from stepwire_broker.core.answers import erasing
 from stepwire_broker.core.definitions.stored_rows import StoredWorkflow
 from stepwire_broker.core.model.commit_group import StepStderr
-from stepwire_broker.core.model.states import TaskState
 from stepwire_broker.store.audit_chain import AuditChain, AuditRow
 from stepwire_broker.store.queries import PAGE_ROWS_MAX
 from stepwire_broker.store.rows import (
     ATTENTION_STATES,
+    TASK_STATES,
     AuditFilter,
     EventRow,
     HistoryCursor,
@@ -31,8 +31,6 @@ from stepwire_broker.store.rows import (
 )
 
 from .reading import NOT_PRUNED, WORKFLOW, Reading, json_list
-
-TASK_STATES: Final = tuple(map(str, TaskState))
 
 
 class PageQueries(Reading):

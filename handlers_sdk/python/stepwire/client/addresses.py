@@ -11,7 +11,7 @@ URL_DEFAULT: Final = "http://127.0.0.1:7410"
 SEPARATOR: Final = ","
 
 
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     """One broker's address. `prefix` is the part of the path before `/v1`."""
 
     url: str
@@ -22,7 +22,7 @@ class Address(NamedTuple):
     is_tls: bool
 
 
-def addresses_of(urls: str | Sequence[str]) -> tuple[Address, ...]:
+def addresses_of(urls: str | Sequence[str]) -> tuple[BrokerAddress, ...]:
     """Parse one URL, several URLs separated by commas, or a sequence of URLs. Raises ConfigurationError."""
     texts = urls.split(SEPARATOR) if isinstance(urls, str) else list(urls)
     found = tuple(address_of(text.strip()) for text in texts)
@@ -31,13 +31,13 @@ def addresses_of(urls: str | Sequence[str]) -> tuple[Address, ...]:
     return found
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> BrokerAddress:
     """Parse one URL. Raises ConfigurationError."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
         if not parts.path or parts.netloc:
             raise ConfigurationError(f"url {url!r}: it needs a form like unix:/srv/shop/.stepwire/http.sock")
-        return Address(url, "localhost", None, "", os.path.abspath(unquote(parts.path)), is_tls=False)
+        return BrokerAddress(url, "localhost", None, "", os.path.abspath(unquote(parts.path)), is_tls=False)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"url {url!r}: it needs a form like {URL_DEFAULT}")
-    return Address(url, parts.hostname, parts.port, parts.path.rstrip("/"), None, parts.scheme == "https")
+    return BrokerAddress(url, parts.hostname, parts.port, parts.path.rstrip("/"), None, parts.scheme == "https")

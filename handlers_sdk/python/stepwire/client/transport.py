@@ -20,7 +20,7 @@ from stepwire.errors import (
     WrongState,
 )
 
-from .addresses import Address, addresses_of
+from .addresses import BrokerAddress, addresses_of
 from .connection import BadAnswer, Connection, HttpAnswer, Incomplete
 from .destinations import check_transport
 from .outages import FailedTry, Outages, Patience, failed_try_of
@@ -277,7 +277,7 @@ class Transport:
         self._outages.connected()
         return connection
 
-    def _leave(self, address: Address) -> None:
+    def _leave(self, address: BrokerAddress) -> None:
         """Use the address after this one, unless another thread has left this one already."""
         with self._lock:
             if self._address is address and len(self._addresses) > 1:
