@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 class Broker:
     """One broker: its site, its proxy, and its process, which may be replaced."""
 
-    def __init__(self, server: PostgresServer, number: int, shape: Shape) -> None:
+    def __init__(self, server: PostgresServer, number: int, shape: Shape, url: str | None) -> None:
         self.id = f"b{number}"
         self.proxy = Proxy(server.port) if shape.is_proxied else None
         self._is_apart = shape.is_apart
@@ -56,6 +56,8 @@ class Broker:
         }
         if self.proxy is not None:
             own["database.url"] = server.url(port=self.proxy.port)
+        if url is not None:
+            own["database.url"] = url
         self.site = PostgresSite(server, SCHEMA, own, transport="tcp")
 
     @property
@@ -157,11 +159,18 @@ class Broker:
 class Brokers:
     """`with Brokers(server, shape) as brokers:`, then `start`."""
 
-    def __init__(self, server: PostgresServer, shape: Shape) -> None:
+    def __init__(self, server: PostgresServer, shape: Shape, url: str | None = None) -> None:
+        """`url`: of the database, if it is not that of the server alone."""
         self.server = server
         self.shape = shape
-        self.all = [Broker(server, number, shape) for number in range(1, shape.brokers + 1)]
+        self.all = [Broker(server, number, shape, url) for number in range(1, shape.brokers + 1)]
         self._ledgers = 0
+
+    def go_on_at(self, server: PostgresServer) -> None:
+        """Read the rows of this server from now on, because it has taken over."""
+        self.server = server
+        for broker in self.all:
+            broker.site.server = server
 
     def __enter__(self) -> "Brokers":
         return self

@@ -41,7 +41,7 @@ from .workers import (
 )
 
 SETTLE_BOUND_S: Final = 240.0
-CRASH_EVERY_S: Final = (5.0, 40.0)
+CRASH_AFTER_S: Final = 5.0  # at least, since the last start
 OUTAGES_LEASES: Final = (0.0, 0.0, 0.0, 0.2, 0.6, 1.6)  # how long the server stays away, in leases of the brokers
 PLANS: Final[tuple[Plan, ...]] = ("lose_answer", "lose_commit", "hold", "mute")
 CUTS: Final[tuple[tuple[Direction, ...], ...]] = (("to_server",), ("to_client",), ("to_server", "to_client"))
@@ -72,6 +72,7 @@ class Campaign(NamedTuple):
     lease_ms: int
     worker_lease_ms: int
     crashes_server: bool
+    crash_most_s: float
 
 
 class Chaos:
@@ -119,7 +120,7 @@ class Chaos:
 
     def _crash_again_and_again(self) -> None:
         chance = random.Random(f"{self.campaign.seed}/server")
-        while not self.is_over.wait(chance.uniform(*CRASH_EVERY_S)):
+        while not self.is_over.wait(chance.uniform(CRASH_AFTER_S, self.campaign.crash_most_s)):
             self.brokers.server.stop("immediate")
             self.counts["server crashed"] += 1
             away = chance.choice(OUTAGES_LEASES)
@@ -226,7 +227,9 @@ class Chaos:
         broker.proxy.plan(plan)
         self.counts[f"COMMITs: {plan}"] += 1
         if plan == "hold":
-            time.sleep(chance.choice((0.5, 3.0, 8.0)))
+            held_s = time.monotonic() + chance.choice((0.5, 3.0, 8.0))
+            while time.monotonic() < held_s or (not broker.proxy.commits_held and time.monotonic() < held_s + 5):
+                time.sleep(0.1)
             with contextlib.suppress(OSError, AssertionError):  # the server may have crashed meanwhile
                 broker.proxy.release()
 
@@ -343,6 +346,7 @@ def main() -> int:
     parser.add_argument("--lease-ms", type=int, default=4_000, help="of the brokers")
     parser.add_argument("--worker-lease-ms", type=int, default=5_000)
     parser.add_argument("--no-crashes", dest="crashes_server", action="store_false", help="the server keeps running")
+    parser.add_argument("--crash-most-s", type=float, default=40.0, help="the longest time between two crashes")
     parser.add_argument("--json", type=Path, help="write settings and figures to this file")
     options = vars(parser.parse_args())
     to_file: Path | None = options.pop("json")

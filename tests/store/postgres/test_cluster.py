@@ -14,10 +14,10 @@ from stepwire_broker.store.errors import InUse
 from stepwire_broker.store.postgres.address import read_address
 from stepwire_broker.store.postgres.cluster import FormerRun, PostgresCluster
 from stepwire_broker.store.postgres.connecting import PostgresConnection, connect
-from stepwire_broker.store.postgres.failures import ConnectionLost
+from stepwire_broker.store.postgres.failures import ConnectionLost, StatementFailed
 from stepwire_broker.store.postgres.fence import Fence, Position
 from stepwire_broker.store.postgres.namesake import wait_until_silent
-from stepwire_broker.store.postgres.pipeline import BEGIN, Pipeline
+from stepwire_broker.store.postgres.pipeline import BEGIN, Pipeline, Statement, StatementCall
 from stepwire_protocol import host
 
 from tests.postgres.server import PostgresServer
@@ -184,6 +184,35 @@ def test_a_stuck_lane_is_taken_after_the_connection_that_holds_it_was_ended(
     assert [lane.lane for lane in two.take(TakeLanes(1, dead, served=(1,), stuck=(0,)))] == [0]
     with pytest.raises(ConnectionLost):
         suspended.run([BEGIN])
+
+
+def hold_row(pipeline: Pipeline, schema: str, broker: str) -> None:
+    """Leave a transaction open as a client does that is gone between the statements and the COMMIT of its beat."""
+    lock = f"SELECT 1 FROM {schema}.brokers WHERE id = '{broker}' FOR NO KEY UPDATE"
+    pipeline.run([BEGIN, StatementCall(Statement("hold_row", lock))])
+
+
+def test_a_transaction_that_stays_open_on_a_brokers_row_is_ended_and_the_next_beat_succeeds(
+    schema: str, join: Join, open_pipeline: Open
+) -> None:
+    one = join("b1", 1)
+    hold_row(open_pipeline(), schema, "b1")
+    with pytest.raises(StatementFailed, match="55P03"):
+        one.beat(Presence())
+    assert rows_of(one)["b1"].beat == 1
+
+
+def test_a_transaction_that_stays_open_on_a_dead_brokers_row_is_ended_and_the_next_take_succeeds(
+    server: PostgresServer, schema: str, join: Join, open_pipeline: Open
+) -> None:
+    join("b1", 1)
+    two = join("b2", 2)
+    server.sql(f"UPDATE {schema}.lanes SET owner = 'b1', owner_epoch = 1, epoch = 1")
+    hold_row(open_pipeline(), schema, "b1")
+    takes = TakeLanes(2, (ObservedBroker("b1", 1, 0),))
+    with pytest.raises(StatementFailed, match="55P03"):
+        two.take(takes)
+    assert len(two.take(takes)) == 2
 
 
 def test_a_process_of_this_host_that_has_ended_is_reported_as_gone(join: Join) -> None:

@@ -15,6 +15,7 @@ from stepwire_broker.store.errors import InUse, StoreRefused
 from stepwire_broker.store.ports import LANE
 from stepwire_broker.store.postgres.database import open_database
 from stepwire_broker.store.postgres.failures import NotYet
+from stepwire_broker.store.postgres.fence import Fence
 from stepwire_broker.store.postgres.pipeline import Pipeline
 from stepwire_broker.store.retention import Retention
 
@@ -71,6 +72,18 @@ def test_a_commit_that_arrives_after_its_repetition_began_is_the_only_one(
         assert isinstance(final(run), Committed)
         assert run.task_ids() == [10]
         assert len(run.history()) == 1
+
+
+def test_a_first_try_that_stays_open_on_the_server_does_not_stop_the_lane(
+    server: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Fence.__init__.__kwdefaults__, "lock_ms", 500)
+    with Proxy(server.port) as proxy, Running(place._replace(port=proxy.port)) as run:
+        run.workflow()
+        proxy.plan("hold")  # for ever
+        run.put(submissions=[submission(1, 10)])
+        assert isinstance(final(run), Committed)
+        assert run.task_ids() == [10]
 
 
 def test_a_crash_of_the_server_loses_no_reported_group_and_doubles_none(

@@ -23,15 +23,17 @@ from stepwire_broker.store.rows import NO_TASKS, counts_by_lane
 
 from .connecting import PostgresConnection
 from .failures import ConnectionLost, StatementFailed
+from .fence import LOCK_NOT_AVAILABLE
 from .namesake import BrokerProcess
 from .notifying import Notifying, PostgresListener
-from .ownership import Ownership, TakenEnd
+from .ownership import LIMITS, Ownership, TakenEnd
 from .pipeline import BEGIN, COMMIT, ROLLBACK, Pipeline, Statement, StatementCall
 from .statements import ColdStatements, reserved_ids
 from .timelines import IN_DOUBT
 
 BEAT_S: Final = 2.0  # for the answer to a beat
 BLOCKER_S: Final = 2.0  # for a transaction that holds a lane to appear as the blocker of another one, and to end
+BLOCKER_MS: Final = int(BLOCKER_S * 1000)
 LOOK_S: Final = 0.05
 
 
@@ -91,7 +93,8 @@ class PostgresCluster:
         self._open_work = Statement("open_work", _OPEN_WORK.format(schema=schema))
         self._leases = Statement("worker_leases", _LEASES.format(schema=schema))
         self._blocks_of = Statement("blocks_of", _BLOCKS.format(schema=schema))
-        self._lock_lane = Statement("wait_for_lane", _LOCK_LANE.format(schema=schema))
+        self._lock_lane = Statement("wait_for_lane", _LOCK_ROW.format(table=f"{schema}.lanes", type="int"))
+        self._lock_broker = Statement("wait_for_broker", _LOCK_ROW.format(table=f"{schema}.brokers", type="text"))
         self._block = -1  # the highest number of a block that was reported
         self._pipeline: Pipeline | None = None
         self._notifying = Notifying(schema, broker)
@@ -106,13 +109,15 @@ class PostgresCluster:
                 self._pipeline = self._connect("beat", BEAT_S)
             calls = [
                 BEGIN,
+                LIMITS,
                 StatementCall(self._beat, self._values(presence)),
                 StatementCall(self._read, (self._broker, self._block)),
                 COMMIT,
             ]
-            _, _, reply, _ = self._pipeline.run(calls)
-        except (ConnectionLost, StatementFailed):
+            _, _, _, reply, _ = self._pipeline.run(calls)
+        except (ConnectionLost, StatementFailed) as error:
             self.close()
+            self._free_rows(error, [self._broker])
             raise
         received = read_clocks()
         ((text,),) = reply.rows
@@ -145,11 +150,15 @@ class PostgresCluster:
 
     def take(self, takes: TakeLanes) -> list[TakenLane]:
         with closing(self._connect("take", TAKE_S)) as pipeline:
-            taken = self._ownership.take(pipeline, takes.most, takes.dead, takes.served)
+            try:
+                taken = self._ownership.take(pipeline, takes.most, takes.dead, takes.served)
+            except StatementFailed as error:
+                self._free_rows(error, [broker.id for broker in takes.dead])
+                raise
             held = [lane for lane in takes.stuck if lane not in [each.lane for each in taken]]
             if held and len(taken) < takes.most:
                 for lane in held:
-                    self._end_blockers(pipeline, lane)
+                    self._end_blockers(pipeline, StatementCall(self._lock_lane, (lane, BLOCKER_MS)))
                 served = (*takes.served, *(each.lane for each in taken))
                 taken += self._ownership.take(pipeline, takes.most - len(taken), takes.dead, served)
             return self._opened(pipeline, taken) if taken else []
@@ -160,7 +169,8 @@ class PostgresCluster:
         reserve = [StatementCall(self._cold.reserve_ids, (IDS_AT_START, each.lane)) for each in taken]
         reads = [StatementCall(each, (lanes,)) for each in (self._open_work, self._blocks_of)]
         leases = StatementCall(self._leases)
-        _, *reserved, work, blocks, worker_leases, _ = pipeline.run([BEGIN, *reserve, *reads, leases, COMMIT])
+        trip = [BEGIN, LIMITS, *reserve, *reads, leases, COMMIT]
+        _, _, *reserved, work, blocks, worker_leases, _ = pipeline.run(trip)
         counts = counts_by_lane((_int(a), (b or b"").decode(), _int(c), _int(d)) for a, b, c, d in work.rows)
         leases_ms = {(id or b"").decode(): _int(ms) for id, ms in worker_leases.rows}
         leases_ms[self._broker] = self._former.lease_ms
@@ -189,7 +199,8 @@ class PostgresCluster:
     def leave(self) -> None:
         notify = self._notifying.in_transaction(Notification(lanes=True))
         with closing(self._connect("end", BEAT_S)) as pipeline:
-            pipeline.run([BEGIN, self._ownership.leave(), StatementCall(self._leave, self._run), notify, COMMIT])
+            leave = [self._ownership.leave(), StatementCall(self._leave, self._run), notify]
+            pipeline.run([BEGIN, LIMITS, *leave, COMMIT])
 
     def notify(self, notification: Notification) -> None:
         if self._pipeline is None:
@@ -216,11 +227,19 @@ class PostgresCluster:
     def _run(self) -> tuple[str, int]:
         return self._broker, self._epoch
 
-    def _end_blockers(self, pipeline: Pipeline, lane: int) -> None:
-        """End the connections whose transactions hold this lane's row. Their owner is dead, and the fence refuses what
-        they would write. Another connection waits for the row, so that the server names them."""
+    def _free_rows(self, error: ConnectionLost | StatementFailed, brokers: Iterable[str]) -> None:
+        """End the connections that hold the rows of these brokers, if a beat or a take waited for one in vain. They are
+        of a client that is gone: its beat, or its take, would have ended long ago."""
+        if not isinstance(error, StatementFailed) or error.sqlstate != LOCK_NOT_AVAILABLE:
+            return
+        with closing(self._connect("end", BEAT_S)) as pipeline:
+            for broker in brokers:
+                self._end_blockers(pipeline, StatementCall(self._lock_broker, (broker, BLOCKER_MS)))
+
+    def _end_blockers(self, pipeline: Pipeline, call: StatementCall) -> None:
+        """End the connections whose transactions hold the row that this call locks. Of a lane, their owner is dead, and
+        the fence refuses what they would write. Another connection waits for the row, so that the server names them."""
         waiter = self._connect("wait", BLOCKER_S)
-        call = StatementCall(self._lock_lane, (lane, int(BLOCKER_S * 1000)))
         waiting = threading.Thread(target=_ignoring, args=(waiter, [BEGIN, call, ROLLBACK]), daemon=True)
         waiting.start()
         try:
@@ -308,9 +327,9 @@ WHERE lane IN (SELECT value::int FROM json_array_elements_text($1::json)) ORDER 
 
 _LEASES: Final = "SELECT id, worker_lease_ms FROM {schema}.brokers"
 
-_LOCK_LANE: Final = """\
+_LOCK_ROW: Final = """\
 WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', ($2::int)::text, true))
-SELECT 1 FROM settings CROSS JOIN {schema}.lanes WHERE id = $1::int FOR NO KEY UPDATE OF lanes"""
+SELECT 1 FROM settings CROSS JOIN {table} AS held WHERE id = $1::{type} FOR NO KEY UPDATE OF held"""
 
 _END_BLOCKERS: Final = Statement(
     "end_blockers", "SELECT pg_terminate_backend(pid) FROM unnest(pg_blocking_pids($1::int)) AS pid"

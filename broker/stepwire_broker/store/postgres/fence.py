@@ -16,6 +16,7 @@ IDLE_MS: Final = 10_000  # a suspended broker holds its locks for at most this t
 
 UNIQUE: Final = "23505"
 DIVISION_BY_ZERO: Final = "22012"
+LOCK_NOT_AVAILABLE: Final = "55P03"
 
 Verdict: TypeAlias = Literal["committed", "repeat", "lane_lost", "commits_lost", "end_misread"]
 

@@ -42,7 +42,7 @@ class Ownership:
         whose row is locked, because its owner has a group open, is passed over. So is a lane that may lack commits
         since a failover: see timelines.py."""
         values = (msgspec.json.encode(list(dead)), self._broker, self._epoch, most, msgspec.json.encode(list(served)))
-        _, _, taken, _ = pipeline.run([BEGIN, _LIMIT, StatementCall(self._take, values), COMMIT])
+        _, _, taken, _ = pipeline.run([BEGIN, LIMITS, StatementCall(self._take, values), COMMIT])
         lanes = {
             int(lane or 0): TakenEnd(int(lane or 0), int(epoch or 0), 0, former.decode() if former else None)
             for lane, epoch, former in taken.rows
@@ -57,7 +57,7 @@ class Ownership:
     def release(self, pipeline: Pipeline, lane: int, epoch: int, to: str | None = None) -> bool:
         """Give a lane up, after its last group. `to`: only this broker may take it, unless it has ended. False: another
         broker has taken the lane before."""
-        (reply,) = pipeline.run([StatementCall(self._release, (lane, epoch, to))])
+        _, _, reply, _ = pipeline.run([BEGIN, LIMITS, StatementCall(self._release, (lane, epoch, to)), COMMIT])
         return reply.changed == 1
 
     def leave(self) -> StatementCall:
@@ -65,8 +65,15 @@ class Ownership:
         return StatementCall(self._leave, (self._broker, self._epoch))
 
 
-# A beat of a broker that is believed to be dead may hold its row for a moment.
-_LIMIT: Final = StatementCall(Statement("limit_take", "SELECT set_config('lock_timeout', '1000', true)"))
+# A beat and a take hold the rows of brokers for a moment. Without limits, a transaction whose client is gone would hold
+# them for ever, and each further beat would leave a session on the server that waits for them.
+LIMITS: Final = StatementCall(
+    Statement(
+        "limits",
+        "SELECT set_config('lock_timeout', '1000', true),"
+        " set_config('idle_in_transaction_session_timeout', '5000', true)",
+    )
+)
 
 # A run whose row has a higher epoch was replaced, and never beats again.
 _TAKE: Final = """\

@@ -1,10 +1,12 @@
 """The connection of a lane's writer, and the statements that are collected for its next trip."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from .connecting import Pauses
-from .failures import ConnectionLost
+from .failures import ConnectionLost, StatementFailed
 from .pipeline import Pipeline, Row, Statement, StatementCall, StatementReply, Value
 
 
@@ -51,6 +53,13 @@ class Trips:
         if self._pipeline is not None and not self._pipeline.roll_back():
             self.drop()
 
+    def end_namesakes(self) -> None:
+        """End the other connections under the name of this one. A former connection of this writer may be open on the
+        server for hours, with its locks, if nothing tells the server that this broker has given it up."""
+        self.roll_back()
+        with contextlib.suppress(ConnectionLost, StatementFailed):
+            self.run([_END_NAMESAKES])
+
     def connected(self) -> Pipeline:
         if self._pipeline is None:
             if self._loss is not None and time.monotonic() < self._connect_from_s:
@@ -69,3 +78,12 @@ class Trips:
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
+
+
+_END_NAMESAKES: Final = StatementCall(
+    Statement(
+        "end_namesakes",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND application_name = current_setting('application_name') AND usename = current_user",
+    )
+)

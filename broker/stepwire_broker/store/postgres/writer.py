@@ -26,7 +26,7 @@ from stepwire_broker.store.keys import KeyOwner, Name
 from stepwire_broker.store.lane import CommitsLost, NotAdvanced, Rows, StoredDigest
 
 from .failures import CommitUnconfirmed, NotYet, StatementFailed
-from .fence import Fence, Position, raised
+from .fence import LOCK_NOT_AVAILABLE, Fence, Position, raised
 from .group_rows import GroupRows
 from .pipeline import BEGIN, COMMIT, Pipeline, Row, Statement, StatementCall, StatementReply, Value
 from .row_lists import rows_of
@@ -128,6 +128,8 @@ class PostgresWriter:
         except StatementFailed as error:
             if self._fence.has_refused(error):
                 raise NotAdvanced(str(error)) from error
+            if error.sqlstate == LOCK_NOT_AVAILABLE:
+                self.trips.end_namesakes()
             raise
 
     def _ask(self, statement: Statement, *values: Value) -> list[Row]:
