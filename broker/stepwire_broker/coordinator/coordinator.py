@@ -143,10 +143,11 @@ class Coordinator:
         pools = [(str(kind), pool.health) for kind, pool in self.pools.items()]
         before, self.verdict = self.verdict, system_health(pools, not_consuming_ms)
         if before.state is not self.verdict.state and before.state is not HealthState.STARTING:
-            is_well = self.verdict.state is HealthState.HEALTHY
-            (log.info if is_well else log.warning)(
-                "orchestration_health", before=before.state, after=self.verdict.state, reason=self.verdict.reason
-            )
+            change = {"before": before.state, "after": self.verdict.state, "reason": self.verdict.reason}
+            if self.verdict.state is HealthState.HEALTHY:
+                log.info("orchestration_health", **change)
+            else:
+                log.warning("orchestration_health", **change)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -214,6 +215,13 @@ def member_id(lane: int) -> str:
 
 def _log_member(member: PoolMember) -> None:
     health = member.health
-    (log.info if health.state is HealthState.HEALTHY else log.warning)(
-        "member_health", executor_type=member.executor_type, member=member.id, state=health.state, reason=health.reason
-    )
+    described = {
+        "executor_type": member.executor_type,
+        "member": member.id,
+        "state": health.state,
+        "reason": health.reason,
+    }
+    if health.state is HealthState.HEALTHY:
+        log.info("member_health", **described)
+    else:
+        log.warning("member_health", **described)

@@ -192,7 +192,7 @@ def _controls_are_one_value(plant: Plant) -> None:
 
 
 def _cursors_of_one_lane(plant: Plant) -> None:
-    """A cursor names one lane only, as it did with one broker. Another broker begins the other lanes anew."""
+    """A cursor names one lane only, as it did with one broker. Another broker begins the other lanes again."""
 
     def cursor_of(original: Any, positions: Any) -> str:
         lane = max(positions)
