@@ -109,7 +109,7 @@ class Hostile:
         state = broker.state
         # After a restart an id belongs to nobody until its worker returns. Only luck could then find its digits.
         names = [name for name in self.owners if authority.owner_of(state, name) is not None]
-        names += [self._own, *(node.id for node in self._inner())]
+        names += [self._own, *(node.id for node in self._inner(broker))]
         worker = luck.choice(names)
         session = state.sessions.get(worker)
         steps = list(session.deliveries.values()) if session is not None else []
@@ -141,8 +141,9 @@ class Hostile:
             topic = topics.WORKERS if isinstance(message, _OF_WORKERS) else topics.results_to(broker.id)
             broker.post("message", topic + codec.encode(message), THIEF)
 
-    def _inner(self) -> list[Any]:
-        return [node for node in self.world.routes.inner if node.is_alive]
+    def _inner(self, broker: "BrokerNode") -> list[Any]:
+        """Return the workers inside this broker's process. It knows the digits of no other broker's."""
+        return [node for node in self.world.routes.inner if node.is_alive and node.broker is broker]
 
     def _message(
         self, broker: "BrokerNode", luck: Random, worker: str, session: str, k: int, item: wire.Item, batch_id: str

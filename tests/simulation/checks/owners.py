@@ -37,7 +37,7 @@ def check_memory(books: Books, broker: BrokerNode) -> None:
 def check_speaks(books: Books, broker: BrokerNode, what: object) -> None:
     """L3: something leaves a broker, whose lease is not over."""
     if broker.is_dark:
-        books.fail("L3 a dark broker says nothing", f"{broker.id} sent {what!r}")
+        books.fail("L3 a dark broker sends nothing", f"{broker.id} sent {what!r}")
 
 
 def check_gone(books: Books, broker: BrokerNode, lane: int, writer_of: LaneOwner) -> None:

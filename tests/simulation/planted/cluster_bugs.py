@@ -192,7 +192,7 @@ def _controls_are_one_value(plant: Plant) -> None:
 
 
 def _cursors_of_one_lane(plant: Plant) -> None:
-    """A cursor names one lane only, as it did with one broker. Another broker begins the other lanes again."""
+    """A cursor names one lane only. Another broker begins the other lanes at their first event."""
 
     def cursor_of(original: Any, positions: Any) -> str:
         lane = max(positions)
@@ -216,11 +216,12 @@ BUGS: Final = (
         _end_read_in_the_take,
         brokers=2,
         always=frozenset({"late_commit", "broker_paused", "broker_away"}),
+        is_rare=True,
     ),
     Bug("cluster: a dark broker acks heartbeats", _heartbeats_acked_in_the_dark, brokers=2),
     Bug("cluster: no broker is ever dark", _never_dark, brokers=2),
     Bug("cluster: safe_at counts from the first sight of a silent broker", _safe_from_the_first_sight, brokers=2),
-    Bug("cluster: the workers of a lost lane are not reset", _sessions_of_a_lost_lane_kept, brokers=2),
+    Bug("cluster: the workers of a lost lane are not reset", _sessions_of_a_lost_lane_kept, brokers=2, is_rare=True),
     Bug("cluster: results of another broker's steps are acked", _foreign_results_acked, brokers=2),
     Bug("cluster: results of another broker's steps load their tasks", _foreign_results_load_their_tasks, brokers=2),
     Bug("cluster: a lane is released before its last group", _released_before_its_last_group, brokers=2),
@@ -232,9 +233,14 @@ BUGS: Final = (
     ),
     Bug("cluster: a lost answer to a COMMIT is taken for a lost lane", _lost_answer_is_a_lost_lane, brokers=2),
     Bug("cluster: the answer of an order is not written with its effect", _order_carried_out_again, brokers=2),
-    Bug("cluster: the controls of a kind are one value", _controls_are_one_value, brokers=2),
-    Bug("cluster: an `adopted` of an earlier session is believed", _adopted_of_an_earlier_session, brokers=2),
-    Bug("cluster: a `welcome` to an earlier hello is believed", _welcome_to_an_earlier_hello, brokers=2),
+    Bug("cluster: the controls of a kind are one value", _controls_are_one_value, brokers=2, is_rare=True),
+    Bug(
+        "cluster: an `adopted` of an earlier session is believed",
+        _adopted_of_an_earlier_session,
+        brokers=2,
+        is_rare=True,
+    ),
+    Bug("cluster: a `welcome` to an earlier hello is believed", _welcome_to_an_earlier_hello, brokers=2, is_rare=True),
     Bug(
         "cluster: no step is held after lost commits",
         _not_held_after_a_loss,
