@@ -122,6 +122,7 @@ class CoreLoop:
         self._turn = Turn(machine, self._around())
         pulse_actions = PulseActions(
             self.handle,
+            self._tick,
             self.flush,
             lambda: self.wire.is_behind,
             store.lost,
@@ -158,6 +159,10 @@ class CoreLoop:
     def handle(self, event: Event, principal: str = PROCESS) -> None:
         if self.is_open:
             self._turn.handle(event, principal)
+
+    def _tick(self, mono: int) -> None:
+        if self.is_open:
+            self._turn.tick(mono)
 
     def handle_soon(self, event: Event) -> None:
         """Handle an event that nothing waits for. Its writes go into the next group."""

@@ -10,7 +10,7 @@ import structlog
 from .core.backlog.unroutable import Unroutable, find_unroutable
 from .core.machine import Machine
 from .core.model.commit_group import Broken, Stalled
-from .core.model.events import Event, LoopWasLate, Tick
+from .core.model.events import Event, LoopWasLate
 from .core.model.figures import Histogram
 from .store.clocks import read_clocks
 
@@ -27,6 +27,7 @@ class PulseActions(NamedTuple):
     """The functions that a pulse calls, and the histogram it fills."""
 
     handle: Callable[[Event], None]
+    tick: Callable[[int], None]  # expires the timers that are due at this `mono`
     flush: Callable[[], None]
     is_behind: Callable[[], bool]  # the bus holds messages that were not read
     database_lost: Callable[[], str | None]  # why the database is no longer the one that was opened
@@ -87,8 +88,7 @@ class Pulse:
             self._timer = self._loop.call_later(0, self._tick)
             return
         self._ticks_put_off = 0
-        self._check_clock()
-        self._actions.handle(Tick())
+        self._actions.tick(self._check_clock())
         self._actions.flush()
 
     def _beat(self) -> None:
@@ -101,8 +101,9 @@ class Pulse:
         self._check_database()
         self._check_unroutable()
 
-    def _check_clock(self) -> None:
-        """Report a blocked loop to the core: no worker was silent while this broker did not read."""
+    def _check_clock(self) -> int:
+        """Report a blocked loop to the core: no worker was silent while this broker did not read. Returns the `mono` of
+        the check: timers that are due by then may expire. A suspension after it is found by the next check."""
         now = read_clocks()
         gap_ms = now.mono - self._last_turn_mono - PULSE_MS
         self._last_turn_mono = now.mono
@@ -111,6 +112,7 @@ class Pulse:
             busy_ms = round((self._last_turn_cpu_s - cpu_before_s) * 1000)
             log.warning("loop_was_late", gap_ms=gap_ms, busy_ms=busy_ms)
             self._actions.handle(LoopWasLate(gap_ms))
+        return now.mono
 
     def _check_writer(self) -> None:
         """Report a commit that hangs, because its writer cannot. No new work is accepted until the commit ends."""

@@ -26,16 +26,17 @@ class Turning(World):
         self.state.members = Members(BROKER, 7, "1", LEASE_MS, self.mono)
 
     def handle(self, event: Any, principal: str = PROCESS) -> None:
-        turn = self._turn()
+        turn = self.turn
         turn.handle(event, principal)
         turn.flush()
         while self.answers_reads and self.reads:
             self.read()
 
     def flush(self) -> None:
-        self._turn().flush()
+        self.turn.flush()
 
-    def _turn(self) -> Turn:
+    @property
+    def turn(self) -> Turn:
         def ignore(_: Any) -> None:
             pass
 

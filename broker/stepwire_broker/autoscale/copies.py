@@ -46,7 +46,8 @@ class Copy:
         self.mark = f"{mark}.{number}"
         self.state = CopyState.STARTING
         self.workers: dict[str, int] = {}  # ids and slots of its workers, as the broker last listed them
-        self.holding = 0  # steps that they hold
+        self.holding = 0  # steps that they hold, as the broker last listed them
+        self.listed_s = time.monotonic()  # when that was
         self.slots = 0  # as the broker last listed them
         self.since_s = time.monotonic()  # when it entered its state
         self.started_s = self.since_s

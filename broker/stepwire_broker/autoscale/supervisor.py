@@ -31,6 +31,7 @@ SETTLED_S: Final = 60.0  # a copy that served this long is replaced without the 
 START_S: Final = 60.0  # for a copy to open a session
 ASK_S: Final = 5.0  # for a leaving copy to end by itself once it holds no step; then it gets TERM
 KILL_S: Final = 10.0  # then it is killed
+UNLISTED_S: Final = 60.0  # a worker that the broker does not list is expected to hold its steps for this time
 STRANGE_ROUNDS: Final = 2  # the broker may have restarted between the two answers of one round
 DOUBLINGS_MAX: Final = 8
 
@@ -259,29 +260,31 @@ class Supervisor:
 
     def _see(self, copy: Copy, workers: list[ConnectedWorker]) -> None:
         """Take over what the broker knows of the copy's workers."""
-        copy.holding = sum(one.holding for one in workers)
         copy.slots = sum(one.slots for one in workers if not one.is_leaving)
         if workers:
             copy.workers = {one.id: one.slots for one in workers}
+            copy.holding = sum(one.holding for one in workers)
+            copy.listed_s = time.monotonic()
         if copy.state is CopyState.STARTING:
             self._see_start(copy, workers)
         elif copy.state is CopyState.LEAVING:
-            self._see_end(copy, workers)
+            self._see_end(copy)
 
     def _see_start(self, copy: Copy, workers: list[ConnectedWorker]) -> None:
         if workers:
             copy.enter(CopyState.SERVING)
             self._failed_starts = 0
-            self._slots_per_copy = max(1, copy.slots)
+            self._slots_per_copy = copy.slots or self._slots_per_copy
             names = ", ".join(one.id for one in workers)
             self._tell(CopyEvent(event="serving", text=f"copy {copy.number} serves: {names}", copy=copy.number))
         elif copy.in_state_s > START_S:
             copy.kill()  # its end counts as a failed start
 
-    def _see_end(self, copy: Copy, workers: list[ConnectedWorker]) -> None:
-        """End the process of a worker that holds no step and does not end by itself."""
+    def _see_end(self, copy: Copy) -> None:
+        """End the process of a worker that holds no step and does not end by itself. A worker that is not listed may
+        have lost its connection, and still holds what it held."""
         now_s = time.monotonic()
-        if any(one.holding for one in workers):
+        if copy.holding and now_s - copy.listed_s < UNLISTED_S:
             copy.free_since_s = None
             return
         if copy.free_since_s is None:

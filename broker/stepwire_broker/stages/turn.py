@@ -27,7 +27,7 @@ from stepwire_broker.core.machine import Machine
 from stepwire_broker.core.membership.members import Conclusion
 from stepwire_broker.core.membership.notifications import Notification
 from stepwire_broker.core.model.commit_group import CommitGroup, Outcome
-from stepwire_broker.core.model.events import Event, Now
+from stepwire_broker.core.model.events import Event, Now, Tick
 from stepwire_broker.core.model.live import StepProgress
 from stepwire_broker.core.model.principal import PROCESS
 
@@ -79,6 +79,11 @@ class Turn:
         decision = self._machine.handle(event, self._around.clock(), principal)
         self.act(decision)
         return decision
+
+    def tick(self, mono: int) -> None:
+        """Expire the timers that are due at `mono`, which may be earlier than now."""
+        now = self._around.clock()
+        self.act(self._machine.handle(Tick(), Now(mono, now.wall - (now.mono - mono))))
 
     def commit(self, outcome: Outcome) -> None:
         """Handle a commit's outcome. The writer gets its next group before the messages of this commit are sent."""

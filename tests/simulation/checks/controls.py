@@ -20,7 +20,7 @@ def asked(books: Books, broker: BrokerNode, command: Any) -> None:
 
 def answered(books: Books, broker: BrokerNode, command: Any, answer: Any) -> None:
     change = _set_by(command)
-    if change is None or (isinstance(answer, CommandRefused) and answer.code == "commit_unknown"):
+    if change is None or (isinstance(answer, CommandRefused) and answer.code in ("commit_unknown", "broker_dark")):
         return  # the command may have been stored, or may be stored later
     books.controls_asked.remove((broker.id, command))
     if not isinstance(answer, CommandRefused):

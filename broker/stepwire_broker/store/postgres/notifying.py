@@ -6,8 +6,8 @@ its transaction ends, so it is never part of a group, and its transaction waits 
 """
 
 import contextlib
-import os
 import select
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -78,8 +78,8 @@ class PostgresListener:
         self._read = read
         self._connection: PostgresConnection | None = None
         self._is_closed = False
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
 
     def receive(self) -> Notification | None:
         """Wait for the next notification. None after `close`. The first one after a connection was opened stands for
@@ -117,7 +117,7 @@ class PostgresListener:
         """End `receive`. May be called in any thread."""
         self._is_closed = True
         with contextlib.suppress(OSError):
-            os.write(self._wake, b"\0")
+            self._wake.send(b"\0")
 
     def _drop(self) -> None:
         if self._connection is not None:
