@@ -21,6 +21,7 @@ from .running_api import Api, running, settings_in
 
 ROUTES = [
     ("GET", "/readyz"),
+    ("GET", "/health/orchestration"),
     ("GET", "/v1/steps"),
     ("GET", "/v1/steps/{step_id}"),
     ("GET", "/v1/tap"),

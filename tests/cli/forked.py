@@ -76,10 +76,17 @@ def start(
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """The program is a file or one of these modules, and a Python or C library would read nothing else at its start."""
+    """The program is a file or one of these modules, and a Python or C library would read nothing else at its start.
+    The modules of further folders on PYTHONPATH would not be those that the process that forks has imported."""
     if argv[0] != sys.executable or not (argv[1].endswith(".py") or (argv[1] == "-m" and argv[2] in MODULES)):
         return False
+    if not _folders(environ) <= _folders(os.environ) | {str(REPOSITORY)}:
+        return False
     return all(name in FOLLOWED or environ[name] == os.environ.get(name) for name in environ if _is_read_at_start(name))
+
+
+def _folders(environ: Mapping[str, str]) -> set[str]:
+    return set(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def _is_read_at_start(name: str) -> bool:
@@ -276,7 +283,7 @@ def _become(command: Command) -> None:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         sys.argv[0] = name
-        runpy.run_path(name, run_name="__main__")
+        runpy.run_path(os.path.abspath(name), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -173,22 +173,22 @@ def test_an_administrator_gets_the_statements_of_the_upgrade(empty: Place, serve
 
 
 def test_an_index_whose_build_failed_is_built_again_by_the_next_upgrade(empty: Place, server: PostgresServer) -> None:
-    place, own = at(empty, server, "v"), migrating.known().schema
+    place, own = at(empty, server, "x"), migrating.known().schema
     assert place.stepwire("db", "upgrade").code == 0
     server.sql(
-        "INSERT INTO v.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, rank_ms, "
+        "INSERT INTO x.tasks (id, uid, workflow_id, lane, namespace, state, cancelling, stored, priority, rank_ms, "
         "context_bytes, created_ms, context, finished_ms) SELECT n, repeat('0', 32), 1, 1, 'd', 'completed', false, "
         "false, 0, 1, 2, 1, '{}', 1 FROM generate_series(5, 10, 5) AS n"
     )
     ended = next_program(place, "db", "upgrade")
     assert ended.code != 0
     assert 'could not create unique index "tasks_of_uid"' in ended.err
-    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'v.tasks_of_uid'::regclass") == [(False,)]
-    assert server.sql("SELECT value FROM v.meta WHERE name = 'schema'") == [(own,)]
-    server.sql("DELETE FROM v.tasks WHERE id = 10")
+    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'x.tasks_of_uid'::regclass") == [(False,)]
+    assert server.sql("SELECT value FROM x.meta WHERE name = 'schema'") == [(own,)]
+    server.sql("DELETE FROM x.tasks WHERE id = 10")
     assert next_program(place, "db", "upgrade").code == 0
-    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'v.tasks_of_uid'::regclass") == [(True,)]
-    assert server.sql("SELECT value FROM v.meta WHERE name = 'schema'") == [("0099",)]
+    assert server.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'x.tasks_of_uid'::regclass") == [(True,)]
+    assert server.sql("SELECT value FROM x.meta WHERE name = 'schema'") == [("0099",)]
 
 
 def test_groups_are_written_while_an_index_is_built(empty: Place, server: PostgresServer) -> None:

@@ -97,4 +97,6 @@ def test_top_shows_why_the_stages_make_no_progress() -> None:
     health = {"status": "degraded", "reason": "no healthy member: task_claimer"}
     line = top._headline({**snapshot(1), "health": health})
     assert line.startswith("ready · degraded: no healthy member: task_claimer · tasks: ")
-    assert "healthy" not in top._headline({**snapshot(1), "health": {"status": "healthy", "reason": None}})
+    for status, reason in (("healthy", None), ("starting", "no member has started")):
+        line = top._headline({**snapshot(1), "health": {"status": status, "reason": reason}})
+        assert line.startswith("ready · tasks: "), line

@@ -25,8 +25,15 @@ def test_hostile_requests_to_every_operation_harm_nothing() -> None:
 
 
 def test_a_long_poll_whose_client_has_gone_is_no_missing_answer() -> None:
-    report = http_bodies.run(seed=1, first=10_897, count=1, sockets=0)  # POST /v1/tasks?wait_ms=1
+    number = next(
+        number for number in range(100_000) if _waits_for_a_new_task(request(random.Random(f"1.{number}"), number))
+    )
+    report = http_bodies.run(seed=1, first=number, count=1, sockets=0)
     assert (report["answers"][http_bodies.GONE], report["faults"]) == (1, [])
+
+
+def _waits_for_a_new_task(hostile: Request) -> bool:
+    return hostile[:3] == ("POST", "/v1/tasks", "wait_ms=1") and b'"workflow": "order"' in hostile.body
 
 
 def test_a_request_that_ends_without_an_answer_to_its_client_is_a_fault() -> None:

@@ -179,8 +179,8 @@ def _headline(snapshot: dict[str, Any]) -> str:
     state = "ready" if snapshot["ready"] else f"accepts no work: {', '.join(map(with_meaning, snapshot['reasons']))}"
     tasks = ", ".join(f"{_counted(count)} {name}" for name, count in snapshot["tasks"].items())
     insecure = f" · insecure: {', '.join(snapshot['insecure'])}" if snapshot.get("insecure") else ""
-    health = snapshot.get("health", {"reason": None})
-    if health["reason"]:
+    health = snapshot.get("health", {"status": "healthy", "reason": None})
+    if health["status"] not in ("healthy", "starting"):
         state = f"{state} · {health['status']}: {health['reason']}"
     rate = sum(one["completed_per_s"] for one in snapshot["workers"])
     return (
