@@ -116,16 +116,17 @@ class PolledSessions:
 
     def _goes_on_at_the_owner(self, sessions: dict[str, Session], lane: int, until: int) -> bool:
         """Return whether the lane had one owner for as long as it has to wait before it takes a run back, and the
-        worker renewed a session with that owner meanwhile."""
+        worker had a session with that owner all the time."""
         since = until - self._safe
+        if all(session.beats[0] > until for session in sessions.values()):
+            return False
         owners = self._owners.get(lane, [])
         now, then = (bisect_right(owners, at, key=_at) - 1 for at in (until, since))
         if then < 0 or now != then:
             return False
-        return any(
-            session.broker == owners[then][1] and session.beats[0] <= since and self._is_renewed(session, since, until)
-            for session in sessions.values()
-        )
+        begun = [session for session in sessions.values() if session.beats[0] <= until]
+        last = max(begun, key=lambda session: session.beats[bisect_right(session.beats, until) - 1])
+        return last.broker == owners[then][1] and last.beats[0] <= since and self._is_renewed(last, since, until)
 
     def _is_renewed(self, session: Session, since: int, until: int) -> bool:
         """Return whether the session had no gap of a lease in this time."""

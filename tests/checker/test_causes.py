@@ -225,22 +225,11 @@ class Polled:
     """Lets the worker of a run be one over HTTP: its session with b1 ends after 100 ms, and it goes on at b2."""
 
     def __init__(self, f: Forger, run: Line) -> None:
-        self._f, self._run = f, run
+        self._f, self._run, self._who = f, run, {"pid": run["pid"], "wall": 0}
+        self._left_ms = 6 * LEASE_MS
         (self._lane,) = f.sql("SELECT DISTINCT lane_id FROM history WHERE task_id = ?", run["task_id"])[0]
         _without_wire(f)
-        worker = f.sql("SELECT worker FROM steps WHERE id = ?", run["step_id"])[0][0]
-        who = {"pid": run["pid"], "worker": worker, "wall": 0}
-        beats = range(-LEASE_MS, 6 * LEASE_MS, 100)
-        lines = [
-            line
-            for n, ms in enumerate(beats)
-            for at, broker in [(run["at"] + ms * MS_NS, "b1" if ms <= 100 else "b2")]
-            for line in (
-                {"event": "beat", "at": at, "n": n, **who},
-                {"event": "beat_heard", "at": at + 1, "n": n, "session": f"of {broker}", "broker": broker, **who},
-            )
-        ]
-        (f.evidence.ledgers / "wire-polled.jsonl").write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+        self._who["worker"] = f.sql("SELECT worker FROM steps WHERE id = ?", run["step_id"])[0][0]
         f.lines("worker", lambda x: x | {"session": "of b1"} if _is_start(x, run) else x)
         began = run["at"] - 2 * LEASE_NS
         self._faults = [_fault("named", pid, began, "broker") | {"broker": id} for id, pid in NAMED.items()]
@@ -252,7 +241,20 @@ class Polled:
     def owned(self, broker: str, after_ms: int) -> "Polled":
         return self.fault("owned", 0, after_ms, "lane", lane=self._lane, broker=broker)
 
+    def leaves(self, after_ms: int) -> "Polled":
+        """Let the worker leave b2 for a third broker."""
+        self._left_ms = after_ms
+        return self
+
+    def _beat(self, n: int, ms: int) -> list[Line]:
+        broker = "b1" if ms <= 100 else "b2" if ms <= self._left_ms else "b3"
+        beat = {"at": self._run["at"] + ms * MS_NS, "n": n, **self._who}
+        return [beat | {"event": "beat"}, beat | {"event": "beat_heard", "session": f"of {broker}", "broker": broker}]
+
     def write(self) -> None:
+        lines = [line for n, ms in enumerate(range(-LEASE_MS, 6 * LEASE_MS, 100)) for line in self._beat(n, ms)]
+        wire = self._f.evidence.ledgers / "wire-polled.jsonl"
+        wire.write_bytes(b"".join(encode(line) + b"\n" for line in lines))
         path = self._f.evidence.ledgers / "faults-of-brokers.jsonl"
         path.write_bytes(b"".join(encode(line) + b"\n" for line in self._faults))
 
@@ -303,6 +305,12 @@ EXCUSES_OVER_HTTP: list[tuple[str, int, bool, Callable[[Polled], Any]]] = [
         3 * LEASE_MS,
         False,
         lambda p: p.fault("killed", NAMED["b1"], 200).owned("b1", -LEASE_MS).owned("b2", 600),
+    ),
+    (
+        "the end of its broker, if the worker has left the owner of its lane",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("killed", NAMED["b1"], 200).owned("b2", 600).leaves(2 * LEASE_MS + 500),
     ),
     (
         "the end of its broker, if its lane had a new owner a moment ago",
