@@ -159,9 +159,10 @@ class Gateway:
                 429, "overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), retry_after_ms=1_000
             )
         worker = self._worker(call, request.worker)
+        own = [result.step_id for result in request.results if not core_views.is_foreign(broker, result.step_id)]
         async with long_poll(call) as client:
             reporting = worker.report(request)
-            await self._until(call, client, reporting.answered)
+            await self._until(call, client, reporting.answered, lambda: self._check_owned(own))
         if reporting.refused is not None:
             status = 413 if reporting.refused.code == "too_large" else 409
             raise HttpProblem(
@@ -367,6 +368,13 @@ class Gateway:
                 Hint(HintCode.SEND_AGAIN),
                 retry_after_ms=1_000,
             )
+
+    def _check_owned(self, steps: list[int]) -> None:
+        """Raise HttpProblem if one of these steps has another owner now: this broker will not acknowledge its result,
+        and passes a repeated one on."""
+        if any(core_views.is_foreign(self._broker, step_id) for step_id in steps):
+            moved = "another broker has taken a step before its result was stored"
+            raise HttpProblem(503, "overloaded", moved, Hint(HintCode.SEND_AGAIN), retry_after_ms=100)
 
     def _in_session(self, id: str, session: str) -> PollWorker:
         self._check_broker(session)
