@@ -1,5 +1,6 @@
 """Workers over HTTP with several brokers: each has one session, and every broker knows whose session it is."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,3 +167,28 @@ def test_a_result_whose_step_gets_another_owner_is_asked_for_again_at_once(
         answer = waiting.result()
     assert (answer.status, answer.code) == (503, "overloaded")
     assert "another broker" in answer.json["detail"]
+
+
+def test_an_ack_for_a_worker_that_was_detached_is_not_taken_for_one_of_its_next_session(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another owner may acknowledge a passed on result at any time: no two messages of a worker have one number."""
+    rids: list[int] = []
+    hear = api.broker.hear
+
+    def note_rid(topic: bytes, body: bytes, principal: str) -> None:
+        message = json.loads(body)
+        rids.extend([message["rid"]] if "rid" in message else [])
+        hear(topic, body, principal)
+
+    monkeypatch.setattr(api.broker, "hear", note_rid)
+    poller = Poller(api)
+    for _ in range(2):
+        poller.session = None
+        poller.open()
+        submit(api, "one")
+        (step,) = poller.lease()
+        assert poller.report(item_of(step)).status == 200
+        assert poller.call("bye", n=poller.n + 1, session=poller.session).status == 200
+        poller.n += 1
+    assert len(set(rids)) == 2

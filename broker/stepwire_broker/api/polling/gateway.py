@@ -5,6 +5,7 @@ SPEC.md, "Over HTTP", specifies the guarantees for clients; worker.py is the wor
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, NoReturn
 
@@ -53,6 +54,7 @@ class Gateway:
         self._attached: dict[str, AttachedWorker] = {}
         # Session numbers are unique over all workers, so that a worker that was detached never gets the same number.
         self._session_numbers = 0
+        self._rids = itertools.count(1)
         self._sweep: asyncio.TimerHandle | None = None
 
     def named(self, handle: Callable[[HttpCall], Awaitable[Reply]]) -> Callable[[HttpCall], Awaitable[Reply]]:
@@ -338,7 +340,7 @@ class Gateway:
                 "give each worker more slots, or the token a higher `sessions`",
                 retry_after_ms=broker.settings.bus.lease_ms,
             )
-        worker = PollWorker(id, broker, grant)
+        worker = PollWorker(id, broker, grant, self._rids)
         self._attached[id] = AttachedWorker(worker, broker.attach(id, POLL, worker.deliver, grant))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._detach_silent)
