@@ -1,15 +1,17 @@
 """Workers over HTTP with several brokers: each has one session, and every broker knows whose session it is."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stepwire_broker.core.brokers import addresses
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints, of_row
+from stepwire_broker.core.membership.members import Members
 
 from .poller import Poller
-from .running_api import Api, running
+from .running_api import Answer, Api, running
 from .test_polling import apply, item_of, polled, step_of, submit
 
 OTHER_EPOCH = 987_654
@@ -80,3 +82,57 @@ def test_results_are_accepted_from_a_session_with_another_broker(api: Api) -> No
 def test_the_row_of_a_broker_has_the_url_of_its_api(api: Api) -> None:
     row = api.on_loop(lambda: addresses.row_of(api.broker.state))
     assert of_row("b1", row).http == f"http://127.0.0.1:{api.port}"
+
+
+@contextmanager
+def dark(api: Api) -> Iterator[None]:
+    """Let the broker be one of several whose lease in the database is over."""
+    broker = api.broker
+    long_ago = broker.now().mono - 3_600_000
+
+    def darken() -> None:
+        broker.state.members = Members("b1", broker.epoch, "1", lease_ms=1_000, begun_mono=long_ago)
+
+    def lighten() -> None:
+        broker.state.members = None
+
+    api.on_loop(darken)
+    yield
+    api.on_loop(lighten)
+
+
+@pytest.mark.parametrize("what", ["lease", "heartbeat"])
+def test_a_dark_broker_receives_the_calls_of_its_workers_and_renews_none_of_their_leases(api: Api, what: str) -> None:
+    """Another broker may own the steps. It takes their runs back when a lease has passed since this one spoke last."""
+    poller = Poller(api)
+    poller.open()
+    session = api.broker.state.sessions[poller.id]
+
+    def call() -> Answer:
+        return poller.lease_call(wait_ms=100) if what == "lease" else poller.heartbeat()
+
+    with dark(api):
+        session.heard_mono = 0
+        answer = call()
+        assert (answer.status, answer.code) == (503, "broker_dark")
+        assert session.heard_mono > 0
+    assert call().status == 200
+
+
+def test_a_dark_broker_opens_no_session(api: Api) -> None:
+    with dark(api):
+        answer = Poller(api).lease_call()
+        assert (answer.status, answer.code) == (503, "broker_dark")
+
+
+def test_results_at_a_dark_broker_are_refused_so_that_the_worker_tries_another_one(api: Api) -> None:
+    """The broker may have stored the result. Its acknowledgement would be silent."""
+    poller = Poller(api)
+    poller.open()
+    task_id = submit(api, "one")
+    (step,) = poller.lease()
+    with dark(api):
+        answer = poller.report(item_of(step))
+        assert (answer.status, answer.code) == (503, "broker_dark")
+    assert poller.report(item_of(step)).status == 200
+    assert step_of(api, task_id)["state"] == "completed"

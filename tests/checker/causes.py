@@ -20,6 +20,7 @@ HANDLER_FAILED: Final = "its handler had failed"
 WORKER_KILLED: Final = "its worker was killed"
 WORKER_SILENT: Final = "its worker was silent for a lease"
 BROKER_SILENT: Final = "its broker was silent for a lease"
+BROKER_LOST: Final = "its worker's broker was out for a lease"
 FROZEN: Final = "its worker was frozen as it began"
 TIMED_OUT: Final = "it had timed out"
 OPERATOR: Final = "an operator ordered it"
@@ -27,7 +28,9 @@ HANDLER_DID_NOT_KNOW: Final = "its handler reported an unknown outcome"
 LEVEL0_LEASE_OVER: Final = "its lease at level 0 was over"
 SHUT_DOWN: Final = "its worker was asked to end, and stopped it"
 
-MAY_OVERLAP: Final = frozenset({WORKER_SILENT, BROKER_SILENT, FROZEN, TIMED_OUT, OPERATOR, LEVEL0_LEASE_OVER})
+MAY_OVERLAP: Final = frozenset(
+    {WORKER_SILENT, BROKER_SILENT, BROKER_LOST, FROZEN, TIMED_OUT, OPERATOR, LEVEL0_LEASE_OVER}
+)
 
 
 def of_running_again(seen: Witnesses, case: Case, step: StepStory, earlier: Run, later: Run) -> str | None:
@@ -70,6 +73,8 @@ def _of_overlap(seen: Witnesses, case: Case, step: StepStory, earlier: Run, late
                 return FROZEN
     if seen.was_broker_silent(first.at, second.at):
         return BROKER_SILENT
+    if seen.polled.has_lost_its_broker(first.pid, (first.step_id, first.delivery), case.lane_id, first.at, second.at):
+        return BROKER_LOST
     if has_timed_out(step, first.delivery, first.at, second.at):
         return TIMED_OUT
     return OPERATOR if was_ordered(seen, case, step) else None
@@ -115,6 +120,8 @@ def of_holding(seen: Witnesses, case: Case, step: StepStory, held: Outcome) -> s
     pids = {run.started.pid for run in runs}
     if delivery is not None and delivery.worker in seen.pids_of:
         pids.add(seen.pids_of[delivery.worker])
+    if delivery is not None and delivery.worker in seen.polled.workers:
+        pids.add(seen.polled.workers[delivery.worker])
     since = seen.at_of_wall(delivery.at - 1_000) if delivery is not None else None
     since = since if since is not None else 0
     for pid in pids or seen.outages_of.keys() - seen.broker_pids:
@@ -123,6 +130,8 @@ def of_holding(seen: Witnesses, case: Case, step: StepStory, held: Outcome) -> s
                 return WORKER_KILLED
         if seen.was_silent(pid, since, until):
             return WORKER_SILENT
+        if seen.polled.has_lost_its_broker(pid, (step_id, held.delivery), case.lane_id, since, until):
+            return BROKER_LOST
     if seen.was_broker_silent(since, until):
         return BROKER_SILENT
     for run in runs:

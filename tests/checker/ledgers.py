@@ -93,6 +93,7 @@ class Started(RunLine, tag="started"):
 
     mode: str = "at_least_once"
     key: str = ""
+    session: str = ""  # over HTTP: in which the step was handed out
     seen: dict[str, str | None] = {}  # by step name: the token in the output that the handler was given
 
 
@@ -157,6 +158,7 @@ class AskedToStart(WireLine, tag="asked_to_start"):
 
 class Go(WireLine, tag="go"):
     items: list[Item]
+    session: str = ""  # over HTTP
 
 
 class ToldToStop(WireLine, tag="told_to_stop"):
@@ -179,15 +181,17 @@ class ResultsAcked(WireLine, tag="results_acked"):
 
 
 class Beat(WireLine, tag="beat"):
-    """A hello or heartbeat left."""
+    """A hello or heartbeat left; over HTTP, a call that renews the lease."""
 
     n: int
 
 
 class BeatHeard(WireLine, tag="beat_heard"):
-    """The echo of beat `n` came back."""
+    """The echo of beat `n` came back. Over HTTP it names the session, which is with one broker."""
 
     n: int
+    session: str = ""
+    broker: str = ""
 
 
 WireEvent: TypeAlias = (
@@ -232,7 +236,50 @@ class Restored(FaultLine, tag="restored"):
     """A backup took the place of the database. `pid` is 0."""
 
 
-FaultEvent: TypeAlias = Restored | ProcessStarted | Killed | Paused | Resumed | AskedToEnd | ProcessEnded
+class Named(FaultLine, tag="named", kw_only=True):
+    """A process is the broker with this id, one of several."""
+
+    broker: str
+
+
+class Owned(FaultLine, tag="owned", kw_only=True):
+    """A lane was seen with this owner, None for no owner. `pid` is 0."""
+
+    lane: int
+    broker: str | None
+
+
+class Away(FaultLine, tag="away"):
+    """The database's server is about to end. `pid` is 0."""
+
+
+class Back(FaultLine, tag="back"):
+    """The database's server accepts connections again."""
+
+
+class Cut(FaultLine, tag="cut"):
+    """Nothing passes between this broker and its database any longer, in one direction at least."""
+
+
+class Healed(FaultLine, tag="healed"):
+    pass
+
+
+FaultEvent: TypeAlias = (
+    Restored
+    | ProcessStarted
+    | Killed
+    | Paused
+    | Resumed
+    | AskedToEnd
+    | ProcessEnded
+    | Named
+    | Owned
+    | Away
+    | Back
+    | Cut
+    | Healed
+)
 
 
 class CommitDone(Line, tag="committed"):

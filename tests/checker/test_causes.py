@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from .forgeries import SECOND_NS, Forger, Line
+from .forgeries import SECOND_NS, Forger, Line, encode
 from .good_run import LEASE_MS, Evidence
 from .judge import judge
 
@@ -215,6 +215,145 @@ def test_an_operators_retry_excuses_a_run_only_if_a_client_sent_it(evidence: Evi
     if not is_ordered:
         forger.lines("client", lambda x: None if x.get("order") == "retry" else x)
     assert (AGAIN in _named(evidence)) is not is_ordered
+
+
+NAMED = {"b1": 4_194_305, "b2": 4_194_306}  # processes of brokers; higher than any process id
+MS_NS = 1_000_000
+
+
+class Polled:
+    """Lets the worker of a run be one over HTTP: its session with b1 ends after 100 ms, and it goes on at b2."""
+
+    def __init__(self, f: Forger, run: Line) -> None:
+        self._f, self._run, self._who = f, run, {"pid": run["pid"], "wall": 0}
+        self._left_ms = 6 * LEASE_MS
+        (self._lane,) = f.sql("SELECT DISTINCT lane_id FROM history WHERE task_id = ?", run["task_id"])[0]
+        _without_wire(f)
+        self._who["worker"] = f.sql("SELECT worker FROM steps WHERE id = ?", run["step_id"])[0][0]
+        f.lines("worker", lambda x: x | {"session": "of b1"} if _is_start(x, run) else x)
+        began = run["at"] - 2 * LEASE_NS
+        self._faults = [_fault("named", pid, began, "broker") | {"broker": id} for id, pid in NAMED.items()]
+
+    def fault(self, event: str, pid: int, after_ms: int, role: str = "broker", **facts: Any) -> "Polled":
+        self._faults.append(_fault(event, pid, self._run["at"] + after_ms * MS_NS, role) | facts)
+        return self
+
+    def owned(self, broker: str, after_ms: int) -> "Polled":
+        return self.fault("owned", 0, after_ms, "lane", lane=self._lane, broker=broker)
+
+    def leaves(self, after_ms: int) -> "Polled":
+        """Let the worker leave b2 for a third broker."""
+        self._left_ms = after_ms
+        return self
+
+    def _beat(self, n: int, ms: int) -> list[Line]:
+        broker = "b1" if ms <= 100 else "b2" if ms <= self._left_ms else "b3"
+        beat = {"at": self._run["at"] + ms * MS_NS, "n": n, **self._who}
+        return [beat | {"event": "beat"}, beat | {"event": "beat_heard", "session": f"of {broker}", "broker": broker}]
+
+    def write(self) -> None:
+        lines = [line for n, ms in enumerate(range(-LEASE_MS, 6 * LEASE_MS, 100)) for line in self._beat(n, ms)]
+        wire = self._f.evidence.ledgers / "wire-polled.jsonl"
+        wire.write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+        path = self._f.evidence.ledgers / "faults-of-brokers.jsonl"
+        path.write_bytes(b"".join(encode(line) + b"\n" for line in self._faults))
+
+
+def _is_start(line: Line, run: Line) -> bool:
+    return line["event"] == "started" and (line["step_id"], line.get("delivery")) == (run["step_id"], run["delivery"])
+
+
+# The same for a worker over HTTP, whose session is with one broker.
+EXCUSES_OVER_HTTP: list[tuple[str, int, bool, Callable[[Polled], Any]]] = [
+    ("nothing, although its session ended", 3 * LEASE_MS, False, lambda p: p),
+    ("the end of its broker", 3 * LEASE_MS, True, lambda p: p.fault("killed", NAMED["b1"], 200)),
+    ("no end of its broker a moment ago", LEASE_MS // 2, False, lambda p: p.fault("killed", NAMED["b1"], 200)),
+    ("no end of another broker", 3 * LEASE_MS, False, lambda p: p.fault("killed", NAMED["b2"], 200)),
+    (
+        "a suspension of its broker",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("paused", NAMED["b1"], 200).fault("resumed", NAMED["b1"], 900),
+    ),
+    (
+        "no suspension that was over before",
+        3 * LEASE_MS,
+        False,
+        lambda p: p.fault("paused", NAMED["b1"], -900).fault("resumed", NAMED["b1"], -100),
+    ),
+    (
+        "an outage of the server",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("away", 0, 200, "database").fault("back", 0, 900, "database"),
+    ),
+    (
+        "no outage of the server that was over before",
+        3 * LEASE_MS,
+        False,
+        lambda p: p.fault("away", 0, -900, "database").fault("back", 0, -100, "database"),
+    ),
+    (
+        "a cut between its broker and the server",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("cut", NAMED["b1"], 200).fault("healed", NAMED["b1"], 900),
+    ),
+    ("no cut of another broker", 3 * LEASE_MS, False, lambda p: p.fault("cut", NAMED["b2"], 200)),
+    (
+        "no end of its broker, if it went on for a lease at the owner of its lane",
+        3 * LEASE_MS,
+        False,
+        lambda p: p.fault("killed", NAMED["b1"], 200).owned("b1", -LEASE_MS).owned("b2", 600),
+    ),
+    (
+        "the end of its broker, if the worker has left the owner of its lane",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("killed", NAMED["b1"], 200).owned("b2", 600).leaves(2 * LEASE_MS + 500),
+    ),
+    (
+        "the end of its broker, if its lane had a new owner a moment ago",
+        3 * LEASE_MS,
+        True,
+        lambda p: p.fault("killed", NAMED["b1"], 200).owned("b1", -LEASE_MS).owned("b2", 2 * LEASE_MS + 100),
+    ),
+]
+OVER_HTTP = pytest.mark.parametrize(
+    ("after_ms", "is_excused", "excuse"), [e[1:] for e in EXCUSES_OVER_HTTP], ids=[e[0] for e in EXCUSES_OVER_HTTP]
+)
+
+
+@OVER_HTTP
+def test_a_second_run_of_a_step_over_http_is_excused_by(
+    evidence: Evidence, after_ms: int, is_excused: bool, excuse: Callable[[Polled], Any]
+) -> None:
+    forger = Forger(evidence)
+    run = forger.started("chain-0", "a")
+    polled = Polled(forger, run)
+    excuse(polled)
+    polled.write()
+    second = {"at": run["at"] + after_ms * MS_NS, "wall": 0, "delivery": 2}
+    forger.run("chain-0", "a", "started", lambda x: [x, x | second])
+    assert (AGAIN in _named(evidence)) is not is_excused
+
+
+@OVER_HTTP
+def test_a_held_step_over_http_is_excused_by(
+    evidence: Evidence, after_ms: int, is_excused: bool, excuse: Callable[[Polled], Any]
+) -> None:
+    forger = Forger(evidence)
+    run = forger.started("held-0", "pay")
+    forger.lines("faults", lambda x: None if x["event"] == "killed" and x["pid"] == run["pid"] else x)
+    (held_ms,) = (fact[1] for fact in forger.facts("held-0") if fact[0] == "held")
+    # The run began this long before the step was held.
+    wall_minus_at = run["wall"] - run["at"]
+    at = held_ms * MS_NS - wall_minus_at - after_ms * MS_NS
+    forger.run("held-0", "pay", "started", lambda x: x | {"at": at, "wall": 0})
+    polled = Polled(forger, run | {"at": at})
+    excuse(polled)
+    polled.write()
+    assert ("a_held_step_has_a_cause" in _named(evidence)) is not is_excused
 
 
 def _ends(line: Line, run: Line) -> bool:

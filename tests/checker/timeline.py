@@ -42,7 +42,8 @@ def _bounded(moments: list[Moment], seen: Witnesses) -> list[Moment]:
         faults = [
             Moment(line.at + seen.wall_minus_at, line.program or line.role, f"{_event(line)} (process {line.pid})")
             for line in seen.ledgers.faults
-            if moments[0].wall_ns <= line.at + seen.wall_minus_at <= moments[-1].wall_ns
+            if not isinstance(line, lines.Named | lines.Owned)
+            and moments[0].wall_ns <= line.at + seen.wall_minus_at <= moments[-1].wall_ns
         ]
         moments = sorted([*moments, *faults[:FAULTS_MAX]])
     return moments

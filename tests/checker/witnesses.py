@@ -7,10 +7,9 @@ from typing import Final, NamedTuple
 
 from . import ledgers as lines
 from .ledgers import EndLine, Ledgers, Started
+from .polled import FOR_EVER, WORKER_FACTOR, PolledSessions
 
-FOR_EVER: Final = 2**63
 STEADY_NS: Final = 100_000_000  # a larger drift between the two clocks, and wall times prove nothing
-WORKER_FACTOR: Final = 0.97  # a worker's own lease ends this much of a lease after its last renewed beat was sent
 LEVEL0_GRACE_NS: Final = 5_000_000_000  # a level-0 lease is the timeout and this
 SILENT_FACTOR: Final = 0.78  # without its beats: the last may be a fifth of a lease before the silence
 
@@ -74,6 +73,7 @@ class Witnesses:
         self._read_clients()
         self._read_handlers()
         self._read_wire()
+        self.polled = PolledSessions(ledgers, self.lease_ns)
         self.commits = {(c.lane, c.seq): c.at for c in ledgers.commits}
 
     def _read_faults(self) -> None:

@@ -75,7 +75,9 @@ class Broker:
 
     def start(self) -> Program:
         """Start the process, without waiting for it."""
-        return self.site.start_broker(wait=False, wrapper=APART if self._is_apart else ())
+        program = self.site.start_broker(wait=False, wrapper=APART if self._is_apart else ())
+        self.site.fault("named", program, broker=self.id)
+        return program
 
     def await_listening(self) -> None:
         """Wait for the line that the broker prints when it listens. It may own no lane yet."""
@@ -165,6 +167,7 @@ class Brokers:
         self.shape = shape
         self.all = [Broker(server, number, shape, url) for number in range(1, shape.brokers + 1)]
         self._ledgers = 0
+        self._faults: Ledger | None = None
 
     def go_on_at(self, server: PostgresServer) -> None:
         """Read the rows of this server from now on, because it has taken over."""
@@ -245,6 +248,28 @@ class Brokers:
         rows = self.server.sql(f"SELECT owner FROM {SCHEMA}.lanes ORDER BY id")  # noqa: S608
         return [row[0] for row in rows]
 
+    def stop_server(self) -> None:
+        """Crash the server of the database, and record that it is away."""
+        self._record("away", "database")
+        self.server.stop("immediate")
+
+    def start_server(self) -> None:
+        self.server.start()
+        self._record("back", "database")
+
+    def record_owners(self, known: dict[int, str | None]) -> dict[int, str | None]:
+        """Record each lane whose owner is not the known one. Returns the owners."""
+        owners = dict(self.server.sql(f"SELECT id, owner FROM {SCHEMA}.lanes ORDER BY id"))  # noqa: S608
+        for lane, owner in owners.items():
+            if lane not in known or owner != known[lane]:
+                self._record("owned", "lane", lane=lane, broker=owner)
+        return owners
+
+    def _record(self, event: str, role: str, **facts: Any) -> None:
+        if self._faults is None:
+            self._faults = self.ledger("faults")
+        self._faults.write(event, role=role, pid=0, **facts)
+
     def lanes_of(self, broker: str) -> list[int]:
         rows = self.server.sql(f"SELECT id FROM {SCHEMA}.lanes WHERE owner = %s ORDER BY id", broker)  # noqa: S608
         return [int(row[0]) for row in rows]
@@ -263,6 +288,12 @@ class Brokers:
         if handlers:
             argv += ["--offers", *handlers]
         return self.first.start_program("worker", f"worker-{name}", "tests.system.handlers", argv, self.endpoints())
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy the ledgers and the logs of every process."""
+        for broker in self.all:
+            for each in (broker.site.ledgers, broker.site.directory / "logs"):
+                shutil.copytree(each, directory / broker.id / each.name)
 
     def transcripts(self) -> Iterator[tuple[str, str]]:
         for broker in self.all:

@@ -41,6 +41,7 @@ from .workers import (
 )
 
 SETTLE_BOUND_S: Final = 240.0
+OWNERS_EVERY_S: Final = 0.5
 CRASH_AFTER_S: Final = 5.0  # at least, since the last start
 OUTAGES_LEASES: Final = (0.0, 0.0, 0.0, 0.2, 0.6, 1.6)  # how long the server stays away, in leases of the brokers
 PLANS: Final[tuple[Plan, ...]] = ("lose_answer", "lose_commit", "hold", "mute")
@@ -92,6 +93,7 @@ class Chaos:
         self._errors: list[BaseException] = []
         self._threads = [threading.Thread(target=self._guarded, args=(self._fault_after_fault,))]
         self._threads += [threading.Thread(target=self._guarded, args=(self._hold_xmin,))]
+        self._threads += [threading.Thread(target=self._guarded, args=(self._record_owners,))]
         if campaign.crashes_server:
             self._threads.append(threading.Thread(target=self._guarded, args=(self._crash_again_and_again,)))
         self._lasting: list[threading.Thread] = []
@@ -121,13 +123,20 @@ class Chaos:
     def _crash_again_and_again(self) -> None:
         chance = random.Random(f"{self.campaign.seed}/server")
         while not self.is_over.wait(chance.uniform(CRASH_AFTER_S, self.campaign.crash_most_s)):
-            self.brokers.server.stop("immediate")
+            self.brokers.stop_server()
             self.counts["server crashed"] += 1
             away = chance.choice(OUTAGES_LEASES)
             if away > 1:
                 self.counts["server away for longer than a lease"] += 1
             self.is_over.wait(away * self.campaign.lease_ms / 1000)
-            self.brokers.server.start()
+            self.brokers.start_server()
+
+    def _record_owners(self) -> None:
+        """Record the owner of each lane, for the judge, as soon as it has changed."""
+        known: dict[int, str | None] = {}
+        while not self.is_over.wait(OWNERS_EVERY_S):
+            with contextlib.suppress(psycopg.OperationalError):
+                known = self.brokers.record_owners(known)
 
     def _hold_xmin(self) -> None:
         """Keep a transaction with a snapshot open. A crash of the server ends it, and another one begins."""
@@ -348,7 +357,9 @@ def main() -> int:
     parser.add_argument("--no-crashes", dest="crashes_server", action="store_false", help="the server keeps running")
     parser.add_argument("--crash-most-s", type=float, default=40.0, help="the longest time between two crashes")
     parser.add_argument("--json", type=Path, help="write settings and figures to this file")
+    parser.add_argument("--keep", type=Path, help="copy ledgers and logs to this new directory if a promise was broken")
     options = vars(parser.parse_args())
+    keep: Path | None = options.pop("keep")
     to_file: Path | None = options.pop("json")
     campaign = Campaign(**options)
     print(f"settings: {json.dumps(campaign._asdict())}", flush=True)
@@ -359,7 +370,11 @@ def main() -> int:
     with PostgresServer() as server, Brokers(server, shape) as brokers:
         try:
             outcome = run(brokers, campaign, lambda text: print(text, flush=True))
+            if outcome.verdict.violations and keep is not None:
+                brokers.copy_to(keep)
         except (Stuck, AssertionError) as error:
+            if keep is not None:
+                brokers.copy_to(keep)
             print(f"seed {campaign.seed}: {error}")
             print(page(brokers.judge(all_ended=False)))
             for name, text in brokers.transcripts():

@@ -10,6 +10,7 @@ when that one does not answer, it goes on at the next, and looks for the first a
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import random
@@ -44,6 +45,8 @@ class PollWorker:
         self.slots = slots
         self._gates = directory / GATES
         self._ledger = Ledger(directory / LEDGERS, f"worker-{name}-{os.getpid()}")
+        self._wire = Ledger(directory / LEDGERS, f"wire-{name}-{os.getpid()}", is_synced=False)
+        self._beats = itertools.count(1)
         self._token = (directory / ".stepwire" / "token").read_text().strip()
         self._hosts = [urlsplit(each).netloc for each in url.split(",")]
         self._host = self._hosts[0]
@@ -74,7 +77,7 @@ class PollWorker:
         with self._lock:
             self._n += 1
             body = {"n": self._n, "session": self._session, "holding": self._holding(), "free": self._free()}
-        sent = time.monotonic()
+        sent, beat = time.monotonic(), self._record_beat()
         status, answer = self._call(
             "lease", **body, handlers=["system.*"], slots=self.slots, lang="test", pid=os.getpid(), wait_ms=3_000
         )
@@ -89,6 +92,8 @@ class PollWorker:
                 self._session, self._is_lost, self._lease_until = answer["session"], False, 0.0
             self._heartbeat_s = answer["heartbeat_ms"] / 1000
             self._renew(sent, answer)
+            self._record_heard(beat, answer)
+            self._record_heard(self._record_beat(), answer)  # a call that waits counts as heartbeats
             steps = [(step, Held(answer["session"])) for step in answer["steps"]]
             for step, held in steps:
                 item = (step["step_id"], step["delivery"])
@@ -122,6 +127,7 @@ class PollWorker:
                 time.sleep(0.05)
             if status != 200:
                 return None
+            self._record("go", items=[item], session=held.session)
         while True:
             with self._lock:
                 if held.session != self._session or self._is_lost or item not in self._held or held.stop.is_set():
@@ -132,7 +138,7 @@ class PollWorker:
             self._heartbeat()
         config, key = step["handler_config"], step["metadata"]["idempotency_key"]
         seen = {name: output.get("token") for name, output in step["previous_results"].items()}
-        self._write("started", step, mode=step["delivery_mode"], key=key, seen=seen)
+        self._write("started", step, mode=step["delivery_mode"], key=key, seen=seen, session=held.session)
         gate = config.get("gate")
         while gate is not None and not (self._gates / gate).exists() and not held.stop.wait(GATE_POLL_S):
             pass
@@ -152,11 +158,12 @@ class PollWorker:
     def _heartbeat(self) -> None:
         with self._lock:
             session, holding = self._session, self._holding()
-        sent = time.monotonic()
+        sent, beat = time.monotonic(), self._record_beat()
         status, answer = self._call("heartbeat", session=session, holding=holding)
         with self._lock:
             if status == 200 and session == self._session:
                 self._renew(sent, answer)
+                self._record_heard(beat, answer)
                 for step_id, delivery, _ in answer["cancel"]:
                     if (held := self._held.get((step_id, delivery))) is not None:
                         held.stop.set()
@@ -197,6 +204,18 @@ class PollWorker:
             **facts,
         )
 
+    def _record(self, event: str, **facts: Any) -> None:
+        self._wire.write(event, pid=os.getpid(), worker=self.id, **facts)
+
+    def _record_beat(self) -> int:
+        n = next(self._beats)
+        self._record("beat", n=n)
+        return n
+
+    def _record_heard(self, n: int, answer: dict[str, Any]) -> None:
+        """The broker has renewed the lease of the session, which is this worker's present one."""
+        self._record("beat_heard", n=n, session=self._session, broker=answer["broker"])
+
     def _look_for_home(self) -> None:
         """End the session with another broker than the first, if it holds no step."""
         with self._lock:
@@ -222,7 +241,11 @@ class PollWorker:
                 self._go_to(urlsplit(url).netloc if url else follower)
 
     def _call(self, what: str, **members: Any) -> tuple[int, dict[str, Any]]:
-        """Send one request. Status 0: no answer, or a lost one."""
+        """Send one request, and repeat it at the broker that has the session. Status 0: no answer, or a lost one."""
+        status, answer = self._call_once(what, members)
+        return self._call_once(what, members) if status == 421 else (status, answer)
+
+    def _call_once(self, what: str, members: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         host = self._host
         connection = http.client.HTTPConnection(host, timeout=20)
         try:

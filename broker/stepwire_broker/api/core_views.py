@@ -13,6 +13,7 @@ from stepwire_broker.core.brokers.listeners import BrokerEndpoints
 from stepwire_broker.core.definitions.stored_rows import StoredStep, StoredTask
 from stepwire_broker.core.definitions.workflow import Workflow
 from stepwire_broker.core.guards.guard import Guard
+from stepwire_broker.core.lanes import darkness
 from stepwire_broker.core.loading.residency import restored
 from stepwire_broker.core.membership.cluster_rows import ALL, BrokerRow
 from stepwire_broker.core.membership.notifications import NotificationCounts
@@ -105,6 +106,11 @@ def live_owner(broker: EnginePort, number: int) -> str | None:
 
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
+
+
+def is_dark(broker: EnginePort) -> bool:
+    """True if this broker could not renew its lease, so that another one may own its lanes."""
+    return darkness.is_dark(broker.state, broker.now())
 
 
 def known_workflows(broker: EnginePort) -> Iterable[tuple[str, str, str]]:

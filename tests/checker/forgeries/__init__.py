@@ -5,7 +5,7 @@ The import of the modules fills `FORGERIES`.
 
 from . import commits, history, level0, results, rows, runs, submissions  # noqa: F401
 from .commits import FAILURE, SOONER, SUCCESS, retry_undelivered, send_late
-from .forger import FORGERIES, MS_NS, SECOND_NS, Forger, Forgery, Line, later, twice
+from .forger import FORGERIES, MS_NS, SECOND_NS, Forger, Forgery, Line, encode, later, twice
 
 __all__ = [
     "FAILURE",
@@ -17,6 +17,7 @@ __all__ = [
     "Forger",
     "Forgery",
     "Line",
+    "encode",
     "later",
     "retry_undelivered",
     "send_late",

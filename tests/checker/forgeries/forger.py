@@ -68,6 +68,10 @@ class Forger:
             where = "WHERE lane_id = ? AND seq = ? AND position = ?"
             self.sql(f"UPDATE history SET facts = ? {where}", encode(facts).decode(), *row[:3])  # noqa: S608
 
+    def facts(self, key: str) -> list[Fact]:
+        rows = self.sql("SELECT facts FROM history WHERE task_id = ? ORDER BY lane_id, seq, position", self.task(key))
+        return [fact for row in rows for fact in decode(row[0])]
+
     # -- the ledgers --------------------------------------------------------------------------------------------------
 
     def lines(self, prefix: str, change: Callable[[Line], Line | list[Line] | None]) -> None:

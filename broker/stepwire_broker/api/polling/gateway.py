@@ -80,11 +80,13 @@ class Gateway:
         worker = self._worker(call, request.worker)
         self._supersede(worker, request.n)
         if request.session is None or request.session != worker.session or not worker.is_alive:
+            self._check_lit()
             # Send no steps and take none back yet, because a call without the current session may be old.
             if request.session is None and worker.is_alive and worker.holdings.has_given:
                 _raise_taken(request.worker)
             self._open(worker, request)
             await self._broker.handled()
+            self._check_lit()
             return self._leased(worker, request, None)
         worker.drop_missing(request.holding)
         free = self._free(worker, request)
@@ -101,6 +103,7 @@ class Gateway:
         if request.progress:
             worker.report_progress(request.progress)
         await self._broker.handled()
+        self._check_lit()
         answer = HeartbeatAnswer(
             broker=self._broker.broker_id,
             epoch=self._broker.epoch,
@@ -220,6 +223,7 @@ class Gateway:
                     raise _draining()
                 if worker.waiter is not mine:
                     return None
+                self._check_lit()
                 if (steps := worker.take_batch(free)) is not None:
                     return steps
                 if mine.done():
@@ -352,6 +356,18 @@ class Gateway:
                 url=other.http or "",
             )
 
+    def _check_lit(self) -> None:
+        """Raise HttpProblem while this broker is dark. A call proves that its worker lives, but the broker renews no
+        lease: another broker may own the steps, and does not know of such a lease."""
+        if core_views.is_dark(self._broker):
+            raise HttpProblem(
+                503,
+                "broker_dark",
+                "the broker could not renew its lease in the database, so another broker may own its lanes",
+                Hint(HintCode.SEND_AGAIN),
+                retry_after_ms=1_000,
+            )
+
     def _in_session(self, id: str, session: str) -> PollWorker:
         self._check_broker(session)
         attached = self._attached.get(id)
@@ -409,6 +425,7 @@ class Gateway:
         while not answered.done():
             if call.closing.is_set():
                 raise _draining()
+            self._check_lit()
             if loop.time() > until:
                 raise HttpProblem(
                     503,
