@@ -1,11 +1,15 @@
 """Workers over HTTP with several brokers: each has one session, and every broker knows whose session it is."""
 
+import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwire_broker.api import core_views
 from stepwire_broker.core.brokers import addresses
 from stepwire_broker.core.brokers.listeners import BrokerEndpoints, of_row
 from stepwire_broker.core.membership.members import Members
@@ -136,3 +140,55 @@ def test_results_at_a_dark_broker_are_refused_so_that_the_worker_tries_another_o
         assert (answer.status, answer.code) == (503, "broker_dark")
     assert poller.report(item_of(step)).status == 200
     assert step_of(api, task_id)["state"] == "completed"
+
+
+def test_a_result_whose_step_gets_another_owner_is_asked_for_again_at_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former owner never acknowledges it. The worker repeats it, and the broker then passes it on."""
+    poller = Poller(api)
+    poller.open()
+    submit(api, "one")
+    (step,) = poller.lease()
+    has_arrived = threading.Event()
+    hear = api.broker.hear
+
+    def lose_results(topic: bytes, body: bytes, principal: str) -> None:
+        if b'"results"' in body:
+            has_arrived.set()
+        else:
+            hear(topic, body, principal)
+
+    monkeypatch.setattr(api.broker, "hear", lose_results)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(poller.report, item_of(step))
+        assert has_arrived.wait(20)
+        monkeypatch.setattr(core_views, "is_foreign", lambda broker, number: True)
+        answer = waiting.result()
+    assert (answer.status, answer.code) == (503, "overloaded")
+    assert "another broker" in answer.json["detail"]
+
+
+def test_an_ack_for_a_worker_that_was_detached_is_not_taken_for_one_of_its_next_session(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another owner may acknowledge a passed on result at any time: no two messages of a worker have one number."""
+    rids: list[int] = []
+    hear = api.broker.hear
+
+    def note_rid(topic: bytes, body: bytes, principal: str) -> None:
+        message = json.loads(body)
+        rids.extend([message["rid"]] if "rid" in message else [])
+        hear(topic, body, principal)
+
+    monkeypatch.setattr(api.broker, "hear", note_rid)
+    poller = Poller(api)
+    for _ in range(2):
+        poller.session = None
+        poller.open()
+        submit(api, "one")
+        (step,) = poller.lease()
+        assert poller.report(item_of(step)).status == 200
+        assert poller.call("bye", n=poller.n + 1, session=poller.session).status == 200
+        poller.n += 1
+    assert len(set(rids)) == 2

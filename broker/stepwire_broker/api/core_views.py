@@ -104,6 +104,11 @@ def live_owner(broker: EnginePort, number: int) -> str | None:
     return next((each.owner for each in members.lanes if each.lane == lane and each.owner in alive), None)
 
 
+def is_foreign(broker: EnginePort, number: int) -> bool:
+    """True if another broker owns the task or step that has this id."""
+    return broker.state.is_foreign(number)
+
+
 def is_draining(broker: EnginePort) -> bool:
     return broker.state.draining
 

@@ -1,6 +1,7 @@
 """Readers of a real server: parallel, bounded, read-only, and back after a loss."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from stepwire_broker.store.postgres.failures import ConnectionLost, StatementFai
 from stepwire_broker.store.postgres.readers import PostgresReaders, ReadersBusy
 
 from tests.postgres.pooler import Pooler
+from tests.postgres.proxy import Proxy
 from tests.postgres.server import PostgresServer
 
 Readers = PostgresReaders[PostgresConnection]
@@ -60,6 +62,24 @@ def test_a_long_read_delays_no_other_read(open_readers: Callable[..., Readers]) 
     assert readers.read(value, "SELECT 1").result(PATIENCE_S) == 1
     go_on.set()
     assert long_read.result(PATIENCE_S)
+
+
+def test_a_reader_whose_answer_never_comes_reads_again_after_the_next_query_is_asked(
+    server: PostgresServer, open_readers: Callable[..., Readers]
+) -> None:
+    with Proxy(server.port) as proxy:
+        readers = open_readers(server.url(port=proxy.port), count=1, read_ms=1_000, answer_s=0.0)
+        proxy.plan("mute")
+        unanswered = readers.read(value, "SELECT 1")
+        asked = []
+        while not unanswered.done():
+            asked.append(readers.read(value, "SELECT 2"))
+            time.sleep(0.1)
+            assert len(asked) < 10 * PATIENCE_S
+        with pytest.raises(ConnectionLost):
+            unanswered.result()
+        assert proxy.commits_cut == 1
+        assert asked[-1].result(PATIENCE_S) == 2
 
 
 def test_a_query_that_waits_too_long_for_a_reader_is_refused(open_readers: Callable[..., Readers]) -> None:

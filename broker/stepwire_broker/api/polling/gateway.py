@@ -5,6 +5,7 @@ SPEC.md, "Over HTTP", specifies the guarantees for clients; worker.py is the wor
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, NoReturn
 
@@ -53,6 +54,7 @@ class Gateway:
         self._attached: dict[str, AttachedWorker] = {}
         # Session numbers are unique over all workers, so that a worker that was detached never gets the same number.
         self._session_numbers = 0
+        self._rids = itertools.count(1)
         self._sweep: asyncio.TimerHandle | None = None
 
     def named(self, handle: Callable[[HttpCall], Awaitable[Reply]]) -> Callable[[HttpCall], Awaitable[Reply]]:
@@ -159,9 +161,10 @@ class Gateway:
                 429, "overloaded", "the database is behind", Hint(HintCode.SEND_AGAIN), retry_after_ms=1_000
             )
         worker = self._worker(call, request.worker)
+        own = [result.step_id for result in request.results if not core_views.is_foreign(broker, result.step_id)]
         async with long_poll(call) as client:
             reporting = worker.report(request)
-            await self._until(call, client, reporting.answered)
+            await self._until(call, client, reporting.answered, lambda: self._check_owned(own))
         if reporting.refused is not None:
             status = 413 if reporting.refused.code == "too_large" else 409
             raise HttpProblem(
@@ -337,7 +340,7 @@ class Gateway:
                 "give each worker more slots, or the token a higher `sessions`",
                 retry_after_ms=broker.settings.bus.lease_ms,
             )
-        worker = PollWorker(id, broker, grant)
+        worker = PollWorker(id, broker, grant, self._rids)
         self._attached[id] = AttachedWorker(worker, broker.attach(id, POLL, worker.deliver, grant))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._detach_silent)
@@ -367,6 +370,13 @@ class Gateway:
                 Hint(HintCode.SEND_AGAIN),
                 retry_after_ms=1_000,
             )
+
+    def _check_owned(self, steps: list[int]) -> None:
+        """Raise HttpProblem if one of these steps has another owner now: this broker will not acknowledge its result,
+        and passes a repeated one on."""
+        if any(core_views.is_foreign(self._broker, step_id) for step_id in steps):
+            moved = "another broker has taken a step before its result was stored"
+            raise HttpProblem(503, "overloaded", moved, Hint(HintCode.SEND_AGAIN), retry_after_ms=100)
 
     def _in_session(self, id: str, session: str) -> PollWorker:
         self._check_broker(session)

@@ -7,7 +7,7 @@ call is a proof, because an answer may be under way for any time. Silence is no 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -67,8 +67,11 @@ class Reporting(Struct, eq=False):
 
 
 class PollWorker:
-    def __init__(self, id: str, broker: EnginePort, grant: Grant) -> None:
+    def __init__(self, id: str, broker: EnginePort, grant: Grant, rids: Iterator[int]) -> None:
+        """`rids`: never the same for two workers, also not for one that was detached and comes back. An ack for it may
+        be under way."""
         self.id = id
+        self._rids = rids
         self.grant = grant  # of the token that opened it
         self.session: str | None = None
         self.last_n = 0  # of the client's lease calls
@@ -83,7 +86,6 @@ class PollWorker:
         self._starting: list[Starting] = []
         self._reporting: dict[int, Reporting] = {}
         self._n = 0
-        self._rid = 0
         self._batch = 0  # the number of the latest batch: numbers rise within a session
         self._has_reported_all = False  # the client has reported in this session everything that it holds
 
@@ -188,8 +190,8 @@ class PollWorker:
 
     def report(self, call: ResultsCall) -> Reporting:
         """Pass results to the core with a new `rid`, because two calls may have the same one."""
-        self._rid += 1
-        reporting = self._reporting[self._rid] = Reporting(asyncio.get_running_loop().create_future())
+        rid = next(self._rids)
+        reporting = self._reporting[rid] = Reporting(asyncio.get_running_loop().create_future())
         self._send(
             Results(
                 v=V,
@@ -198,7 +200,7 @@ class PollWorker:
                 deployment=call.deployment,
                 batch_id=call.batch_id,
                 protocol_version=call.protocol_version,
-                rid=self._rid,
+                rid=rid,
                 results=call.results,
             )
         )

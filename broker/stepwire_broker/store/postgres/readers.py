@@ -2,8 +2,14 @@
 
 A reader has one connection for life and opens it again after a loss. Every query is one read-only transaction, which
 sees one state. It works through a pooler and leaves nothing open.
+
+The server ends a query that takes too long. If its answer is lost with the connection still open, the next query that
+is asked ends the connection.
 """
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +34,7 @@ LONG_READS: Final = 2  # threads for long reads
 WAIT_S: Final = 1.0  # for a free reader
 READ_MS: Final = 5_000
 LONG_READ_MS: Final = 60_000
+ANSWER_S: Final = 5.0  # for an answer, after the server has ended the query
 PREPARED_AFTER: Final = 5  # executions of a statement on one connection
 
 
@@ -48,6 +55,7 @@ class PostgresReaders(Generic[Q]):
         is_prepared: bool,
         wait_s: float = WAIT_S,
         read_ms: int = READ_MS,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._address = address
         self._queries = queries
@@ -55,6 +63,8 @@ class PostgresReaders(Generic[Q]):
         self._is_prepared = is_prepared
         self._wait_s = wait_s
         self._read_ms = read_ms
+        self._answer_s = answer_s
+        self._until: dict[PostgresConnection, float] = {}  # when each running query is overdue
         self._of_thread = threading.local()
         self._opened: set[PostgresConnection] = set()
         self._pool = ThreadPoolExecutor(count, "stepwire-read")
@@ -64,6 +74,7 @@ class PostgresReaders(Generic[Q]):
         """Run `query(queries, …)` in a reader's thread. The future raises ReadersBusy, ConnectionLost or
         StatementFailed."""
         asked = time.monotonic()
+        self._end_overdue(asked)
 
         def run() -> T:
             if time.monotonic() - asked > self._wait_s:
@@ -82,6 +93,7 @@ class PostgresReaders(Generic[Q]):
 
     def close(self) -> None:
         """Let running queries finish, and cancel queries that have not begun."""
+        self._end_overdue(time.monotonic())
         for pool in (self._pool, self._long_pool):
             pool.shutdown(cancel_futures=True)
         for connection in self._opened:
@@ -89,6 +101,7 @@ class PostgresReaders(Generic[Q]):
 
     def _run(self, limit_ms: int, query: Callable[[Q], T]) -> T:
         connection = self._connection()
+        self._until[connection] = time.monotonic() + limit_ms / 1000 + self._answer_s
         try:
             connection.execute(_BEGIN.format(limit_ms=limit_ms, schema=self._schema).encode())
             result = query(self._queries(connection))
@@ -98,6 +111,17 @@ class PostgresReaders(Generic[Q]):
             raise _failure(connection, error) from error
         finally:
             _end(connection)
+            del self._until[connection]
+
+    def _end_overdue(self, now: float) -> None:
+        """End the connections of overdue queries: their readers would wait for ever."""
+        for connection, until in list(self._until.items()):
+            if now > until:
+                with (
+                    contextlib.suppress(OSError, psycopg.Error),
+                    socket.socket(fileno=os.dup(connection.fileno())) as wire,
+                ):
+                    wire.shutdown(socket.SHUT_RDWR)
 
     def _connection(self) -> PostgresConnection:
         connection: PostgresConnection | None = getattr(self._of_thread, "connection", None)
