@@ -38,6 +38,7 @@ class ChecksAfterLoss:
     def __init__(self, books: Books) -> None:
         self.books = books
         books.is_closing = True
+        books.notes_dispatches = False
         books.unanswered.clear()  # answers are no longer noted
         self.started = {step_id for step_id, book in books.steps.items() if book.runs}
         self.is_accepted, self.is_over = False, True
