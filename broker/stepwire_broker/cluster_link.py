@@ -121,10 +121,9 @@ class ClusterLink:
         self._threads.release(releasable)
 
     def _presence(self) -> Presence:
+        # Counting takes milliseconds, and the loop turns more often than it beats.
         now_mono = read_clocks().mono
-        if (
-            now_mono >= self._backlog_due_mono
-        ):  # counting takes milliseconds, and the loop turns more often than it beats
+        if now_mono >= self._backlog_due_mono:
             self._backlog, self._backlog_due_mono = counting.in_row(self._state), now_mono + BACKLOG_MS
         return beats.presence(self._state, self._http, self._config_digest, self._backlog)
 

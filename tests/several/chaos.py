@@ -349,7 +349,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=30.0, help="tasks a second")
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--backlog", type=int, default=600, help="no more tasks are submitted while as many are open")
+    parser.add_argument("--backlog", type=int, default=600, help="the largest number of open tasks")
     parser.add_argument("--fault-every-s", type=float, default=3.0)
     parser.add_argument("--lanes", type=int, default=6)
     parser.add_argument("--lease-ms", type=int, default=4_000, help="of the brokers")

@@ -1,5 +1,4 @@
-"""The death of brokers: a broker if its row has not changed for a whole lease of the watcher's own
-clock.
+"""The death of brokers: a broker is dead if its row has not changed for a whole lease of the watcher's own clock.
 
 The row must have been the same at every successful beat of the watcher, without a gap of more than two beats. No clock
 of the database or of another host decides, and after an outage of the database every broker has a lease to come back.
